@@ -6,6 +6,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from gatepost.events.envelope import Label
 from gatepost.events.ids import AgentId, Digest, EventId, MsgId
+from gatepost.frame_types import Answer, Op
 
 Description = Annotated[str, Meta(max_length=16_384)]
 Note = Annotated[str, Meta(max_length=2000)]
@@ -103,3 +104,51 @@ class CreatedTask(Struct, omit_defaults=True):
     tasks: list[TaskView] = field(default_factory=list)
     code: str = ""
     error: str = ""
+    retry_after: float | None = None
+
+
+class RefusedReport(Struct, omit_defaults=True):
+    """A report that changed nothing. `index` is its place in the operation."""
+
+    index: int
+    code: str
+    error: str
+
+
+# -- operations
+
+
+class TaskCreate(Op, tag="task_create"):
+    tasks: Annotated[list[NewTask], Meta(min_length=1, max_length=1000)]
+
+
+class TaskReports(Op, tag="task_report"):
+    reports: Annotated[list[TaskReport], Meta(min_length=1, max_length=1000)]
+
+
+class TaskAwait(Op, tag="task_await"):
+    """Wait for the end of a task, or with `known` for a change after that moment."""
+
+    task_id: EventId
+    wait_secs: Annotated[float, Meta(ge=0, le=3600)] = 30.0
+    known: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class TaskCancel(Op, tag="task_cancel"):
+    task_id: EventId
+    reason: Note = ""
+
+
+# -- answers
+
+
+class TasksCreated(Answer, tag="tasks_created"):
+    results: list[CreatedTask]
+
+
+class TasksReported(Answer, tag="tasks_reported"):
+    refused: list[RefusedReport] = field(default_factory=list)
+
+
+class TaskAwaited(Answer, tag="task_awaited"):
+    task: TaskView

@@ -13,6 +13,17 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 from gatepost.errors import GatepostError, error_from_code
 from gatepost.events.envelope import MaxRetries, Order
 from gatepost.events.ids import AgentId, MsgId
+from gatepost.frame_types import Answer
+from gatepost.frame_types import Op as Op  # noqa: PLC0414 - it belongs to the wire's names
+from gatepost.task_wire import (
+    TaskAwait,
+    TaskAwaited,
+    TaskCancel,
+    TaskCreate,
+    TaskReports,
+    TasksCreated,
+    TasksReported,
+)
 
 PROTOCOL_VERSION = "1.0"
 
@@ -158,10 +169,6 @@ class EnqueueAck(Struct, omit_defaults=True):
 AgentRole = Literal["coordinator", "maintenance", "worker"]
 
 
-class Op(Struct, tag_field="op", tag=str.lower, kw_only=True, forbid_unknown_fields=True):
-    id: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
-
-
 class Enqueue(Op):
     messages: Annotated[list[NewMessage], msgspec.Meta(min_length=1, max_length=1000)]
 
@@ -304,14 +311,14 @@ Operation = (
     | Send
     | Await
     | Register
+    | TaskCreate
+    | TaskReports
+    | TaskAwait
+    | TaskCancel
 )
 
 
 # -- answers, gateway to client
-
-
-class Answer(Struct, tag_field="op", tag=str.lower, kw_only=True, omit_defaults=True):
-    re: int = 0
 
 
 class Enqueued(Answer):
@@ -407,6 +414,9 @@ AnyAnswer = (
     | Count
     | SendResults
     | Awaited
+    | TasksCreated
+    | TasksReported
+    | TaskAwaited
     | Done
     | Failed
 )

@@ -14,12 +14,14 @@ from gatepost.access.scopes import (
     authorize_op,
     scopes_cover,
 )
+from gatepost.task_wire import ReportAction, TaskAwait, TaskCancel, TaskReport, TaskReports
 from gatepost.wire import Ack, Await, Op, Operation
 from tests.access.harness import refused
 
 TYPES: tuple[type[Op], ...] = get_args(Operation)
 TAGS = {kind: str(msgspec.inspect.type_info(kind).tag) for kind in TYPES}  # type: ignore[attr-defined]
 
+TASK = "01a1e43d-9d8d-718e-9067-c0d71feb1aaf"
 # One of each, as the agent `codex` would send it.
 EXAMPLES: dict[str, dict[str, Any]] = {
     "enqueue": {"messages": [{"from": "codex", "to": "b", "payload": 1, "msg_id": "m"}]},
@@ -27,7 +29,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "await": {"event_id": "e"},
     "register": {"agent": "codex"},
     "extend": {"mailbox": "codex", "receipts": []},
+    "task_create": {"tasks": [{"from_agent": "codex", "to_agents": ["b"]}]},
+    "task_report": {"reports": [{"task_id": TASK, "agent": "codex", "action": "update"}]},
+    "task_await": {"task_id": TASK},
+    "task_cancel": {"task_id": TASK},
 }
+# Only the journal knows whose event or task these name.
+OF_SOMEBODY = (Await, TaskAwait, TaskCancel)
 
 
 class Session(msgspec.Struct):
@@ -45,13 +53,13 @@ def example(kind: type[Op], agent: str = "codex") -> Op:
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_operation_of_the_wire_has_a_scope_and_needs_it(kind: type[Op]) -> None:
     scope = OPERATION_SCOPES[TAGS[kind]]
-    authorize_op(Session("codex", (scope,)), example(kind))
+    authorize_op(Session("codex", (scope, Scope.TASK_UPDATE)), example(kind))
     others = tuple(s for s in Scope if not scopes_cover((s,), scope))
     with refused("insufficient_scope"):
         authorize_op(Session("codex", others), example(kind))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind is not Await])
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in OF_SOMEBODY])
 def test_a_session_acts_only_as_its_own_agent_whatever_its_scopes(kind: type[Op]) -> None:
     almighty = Session("codex", tuple(Scope))
     authorize_op(almighty, example(kind))
@@ -87,18 +95,26 @@ def test_an_ack_that_replies_also_sends(reply: Ack) -> None:
     authorize_op(Session("codex", (Scope.MESSAGE_READ, Scope.MESSAGE_SEND)), reply)
 
 
-def test_the_table_names_the_operations_of_the_wire_status_and_tasks_and_no_others() -> None:
-    tasks = {"task_read", "task_claim", "task_update", "task_complete"}
-    assert set(OPERATION_SCOPES) == set(TAGS.values()) | {"status"} | tasks
+def test_the_table_names_the_operations_of_the_wire_and_status_and_no_others() -> None:
+    assert set(OPERATION_SCOPES) == set(TAGS.values()) | {"status"}
 
 
-@pytest.mark.parametrize("name", ["task_read", "task_claim", "task_update", "task_complete"])
-def test_task_scopes_are_checked(name: str) -> None:
-    scope = OPERATION_SCOPES[name]
-    assert scope == f"ansible.{name.replace('_', '.')}"
-    scopes.authorize_operation_name(Session("codex", (scope,)), name)
+@pytest.mark.parametrize(
+    ("action", "scope"),
+    [
+        ("accept", Scope.TASK_CLAIM),
+        ("update", Scope.TASK_UPDATE),
+        ("complete", Scope.TASK_COMPLETE),
+        ("fail", Scope.TASK_COMPLETE),
+    ],
+)
+def test_a_report_needs_the_scope_of_its_action(action: ReportAction, scope: Scope) -> None:
+    op = TaskReports(reports=[TaskReport(TASK, "codex", action)])
+    authorize_op(Session("codex", (Scope.TASK_READ, scope)), op)
     with refused("insufficient_scope"):
-        scopes.authorize_operation_name(Session("codex", tuple(set(Scope) - {scope})), name)
+        authorize_op(Session("codex", tuple(set(Scope) - {scope})), op)
+    with refused("forbidden"):
+        authorize_op(Session("other", (Scope.TASK_READ, scope)), op)
 
 
 def test_an_operation_nobody_listed_is_denied_to_all() -> None:

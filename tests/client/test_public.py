@@ -6,6 +6,7 @@ from gatepost import client
 def test_everything_public_is_named_and_nothing_else() -> None:
     assert client.__all__ == [
         "Agent",
+        "AgentTask",
         "Client",
         "DeadLetter",
         "EnqueueAck",
@@ -17,6 +18,7 @@ def test_everything_public_is_named_and_nothing_else() -> None:
         "Summary",
         "SyncClient",
         "Target",
+        "TaskView",
         "locator",
     ]
     public = {name for name in vars(client) if not name.startswith("_")}

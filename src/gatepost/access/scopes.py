@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from gatepost.errors import Forbidden, InsufficientScope, InvalidRequest
+from gatepost.task_wire import TaskAwait, TaskCancel, TaskCreate, TaskReports
 from gatepost.wire import (
     Ack,
     Await,
@@ -85,10 +86,18 @@ OPERATION_SCOPES: Mapping[str, Scope] = {
     "purge": Scope.ADMIN_MAILBOX,
     "purge_dead_letter": Scope.ADMIN_MAILBOX,
     "status": Scope.STATUS_READ,
-    "task_read": Scope.TASK_READ,
-    "task_claim": Scope.TASK_CLAIM,
-    "task_update": Scope.TASK_UPDATE,
-    "task_complete": Scope.TASK_COMPLETE,
+    "task_create": Scope.MESSAGE_SEND,
+    "task_cancel": Scope.MESSAGE_SEND,
+    "task_await": Scope.TASK_READ,
+    "task_report": Scope.TASK_READ,
+}
+
+# The scopes that the reports of a task require besides.
+REPORT_SCOPES: Mapping[str, Scope] = {
+    "accept": Scope.TASK_CLAIM,
+    "update": Scope.TASK_UPDATE,
+    "complete": Scope.TASK_COMPLETE,
+    "fail": Scope.TASK_COMPLETE,
 }
 
 _MAILBOX_OPS: tuple[type[Op], ...] = (
@@ -103,12 +112,17 @@ _MAILBOX_OPS: tuple[type[Op], ...] = (
     Purge,
     PurgeDeadLetter,
 )
-# The agents an operation acts as. `await` names an event, and only the journal knows its owner.
+# The agents an operation acts as. `await` and others name an event or a task, and only the journal
+# knows whose it is.
 _ACTING_AGENTS: Mapping[type[Op], Callable[[Any], Iterable[str]]] = {
     Enqueue: lambda op: (message.from_ for message in op.messages),
     Send: lambda op: (message.from_agent for message in op.messages),
     Register: lambda op: (op.agent,),
     Await: lambda op: (),
+    TaskCreate: lambda op: (new.from_agent for new in op.tasks),
+    TaskReports: lambda op: (report.agent for report in op.reports),
+    TaskAwait: lambda op: (),
+    TaskCancel: lambda op: (),
     **dict.fromkeys(_MAILBOX_OPS, lambda op: (op.mailbox,)),
 }
 
@@ -162,9 +176,11 @@ def authorize_operation_name(holder: ScopeHolder, operation: str) -> None:
 
 
 def required_scopes(op: Op) -> list[Scope]:
-    """The scopes an operation requires. An ack with replies also sends."""
+    """The scopes an operation requires. An ack with replies also sends, a report also works."""
     tag = op.__struct_config__.tag
     needed = [OPERATION_SCOPES[str(tag)]]
     if isinstance(op, Ack) and (op.replies or op.reply_refs):
         needed.append(Scope.MESSAGE_SEND)
+    if isinstance(op, TaskReports):
+        needed += sorted({REPORT_SCOPES[report.action] for report in op.reports})
     return needed

@@ -17,11 +17,14 @@ from gatepost.client._failure_reason import Reject
 from gatepost.client._gateway_locator import locator
 from gatepost.client._message import Message
 from gatepost.client._sync_client import SyncClient
+from gatepost.client._task import AgentTask
 from gatepost.gateway_endpoint import Target
+from gatepost.task_wire import TaskView
 from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Sent, Status, Summary
 
 __all__ = [
     "Agent",
+    "AgentTask",
     "Client",
     "DeadLetter",
     "EnqueueAck",
@@ -33,5 +36,6 @@ __all__ = [
     "Summary",
     "SyncClient",
     "Target",
+    "TaskView",
     "locator",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from msgspec import Raw
 
@@ -22,6 +22,7 @@ from gatepost.client._lease_heartbeat import LeaseHeartbeat
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
 from gatepost.client._message import Message
 from gatepost.client._sync_client import BlockingCalls
+from gatepost.client._task_runner import TaskHandler, TaskRunner
 from gatepost.client._turn_settler import TurnSettler
 from gatepost.errors import (
     DeadlineExceeded,
@@ -30,13 +31,14 @@ from gatepost.errors import (
     RateLimited,
     Unavailable,
 )
-from gatepost.events import Order, check_agent_id
+from gatepost.events import EventKind, Order, check_agent_id
 from gatepost.wire import Sent, WaitGoal
 
 log = logging.getLogger("gatepost.client")
 
 Handler = Callable[[Message], Any]
 H = TypeVar("H", bound=Handler)
+TH = TypeVar("TH", bound=TaskHandler)
 
 # Payloads up to this size are fetched before the turn starts, so that `message.payload` works.
 _PREFETCH_MAX_BYTES = 1024 * 1024
@@ -84,6 +86,7 @@ class Agent:
         self._stop_timeout = stop_timeout
         self._handler: Handler | None = None
         self._is_async = False
+        self._tasks: TaskRunner | None = None
         self._threads = ThreadPoolExecutor(concurrency, f"agent-{name}")
         self._turns = AgentTurns()
         self._workers: set[asyncio.Task[None]] = set()
@@ -98,6 +101,26 @@ class Agent:
         called = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
         self._handler = handler
         self._is_async = inspect.iscoroutinefunction(called)
+        return handler
+
+    @overload
+    def on_task(self, handler: TH) -> TH: ...
+
+    @overload
+    def on_task(self, *, eta_secs: float | None = None) -> Callable[[TH], TH]: ...
+
+    def on_task(self, handler: Any = None, *, eta_secs: float | None = None) -> Any:
+        """Call `handler`, a function or coroutine function, for every task.
+
+        Its return value is the result of the task. If it raises, the task fails. `eta_secs` is the
+        ETA that is stated when a task is accepted: `@agent.on_task(eta_secs=60)`.
+        """
+        if handler is None:
+            return partial(self._set_task_handler, eta_secs)
+        return self._set_task_handler(eta_secs, handler)
+
+    def _set_task_handler(self, eta_secs: float | None, handler: TH) -> TH:
+        self._tasks = TaskRunner(self.client, self.name, handler, eta_secs, self._threads)
         return handler
 
     # -- start and stop
@@ -128,8 +151,10 @@ class Agent:
             self._end_requested.set_result(None)
 
     async def __aenter__(self) -> Self:
-        if self._handler is None:
-            raise InvalidRequest(f"agent {self.name} has no handler; use @agent.on_message")
+        if self._handler is None and self._tasks is None:
+            raise InvalidRequest(
+                f"agent {self.name} has no handler; use @agent.on_message or @agent.on_task"
+            )
         self._loop = asyncio.get_running_loop()
         self._end_requested = self._loop.create_future()
         try:
@@ -282,6 +307,32 @@ class Agent:
             turn = None if self._stopping else self._turns.start_next(self._loop.time())
 
     async def _take_turn(self, turn: AgentTurn) -> None:
+        if turn.message.kind == EventKind.TASK_CREATE and self._tasks is not None:
+            await self._take_task(turn, self._tasks)
+        else:
+            await self._take_message(turn)
+
+    async def _take_task(self, turn: AgentTurn, tasks: TaskRunner) -> None:
+        """Accepting a task settles its mail: from then on the task is no turn any more."""
+        try:
+            task = await tasks.accept_task(turn.message)
+        except asyncio.CancelledError:
+            self._turns.abandon_turn(turn)
+            raise
+        except Exception as error:
+            log.warning("the task of %s was not accepted", turn.message, exc_info=error)
+            rejected = isinstance(error, InvalidRequest)
+            self._turns.mark_failed(turn, failure_reason(error), rejected=rejected)
+            self._settler.settle_turn(turn)
+            return
+        if task is None:
+            self._turns.mark_done(turn, None)
+            self._settler.settle_turn(turn)
+            return
+        self._turns.abandon_turn(turn)
+        await tasks.run_task(task)
+
+    async def _take_message(self, turn: AgentTurn) -> None:
         try:
             answer = await self._call_handler(turn.message)
             # A reply is never answered, so two agents cannot reply to each other forever.
@@ -319,7 +370,8 @@ class Agent:
         if 0 < message.blob_size <= _PREFETCH_MAX_BYTES:
             with contextlib.suppress(InvalidRequest):
                 await message.load()
-        assert self._handler is not None
+        if self._handler is None:
+            raise Reject(f"agent {self.name} takes tasks only")
         if self._is_async:
             return await self._handler(message)
         call = partial(contextvars.copy_context().run, self._handler, message)

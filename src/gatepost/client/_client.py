@@ -1,4 +1,4 @@
-"""The asynchronous client: the mailbox protocol plus messages between agents."""
+"""The asynchronous client: the mailbox protocol, tasks, and messages between agents."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from gatepost.client._encoding import (
     unset_if_none,
 )
 from gatepost.client._http_client import read_pieces
-from gatepost.client._mailbox_client import DEFAULT_TIMEOUT, MailboxClient
+from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
+from gatepost.client._task import TaskClient
 from gatepost.errors import DeadlineExceeded, InvalidRequest, TurnFailed
 from gatepost.events import Order
 from gatepost.wire import NewSend, Sent, WaitGoal
@@ -30,7 +31,7 @@ _EVERYBODY: Literal["*"] = "*"
 PayloadFile = Path | str | IO[bytes]
 
 
-class Client(MailboxClient):
+class Client(TaskClient):
     """A connection to one gateway. `name` is the sender of calls without `from_`.
 
     Every call ends within `timeout` seconds; DeadlineExceeded means that the outcome is unknown.

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gatepost.errors import InvalidRequest
+from gatepost.task_wire import NewTask, TaskReport
 from gatepost.wire import NewMessage, NewSend
 
 T = TypeVar("T")
@@ -26,6 +27,8 @@ _FAITHFUL = frozenset({str, int, bool, type(None), Raw})
 _checkers: dict[type, msgspec.json.Decoder[Any]] = {
     NewMessage: msgspec.json.Decoder(NewMessage),
     NewSend: msgspec.json.Decoder(NewSend),
+    NewTask: msgspec.json.Decoder(NewTask),
+    TaskReport: msgspec.json.Decoder(TaskReport),
 }
 
 
@@ -98,7 +101,7 @@ def check_lease_handle(lease_handle: str) -> None:
         raise InvalidRequest("not a lease handle: it is longer than 64 characters")
 
 
-def check_encodable(new: NewMessage | NewSend) -> None:
+def check_encodable(new: NewMessage | NewSend | NewTask | TaskReport) -> None:
     try:
         _checkers[type(new)].decode(_encoder.encode(new))
     except msgspec.ValidationError as error:

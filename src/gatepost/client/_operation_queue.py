@@ -25,6 +25,8 @@ from gatepost.client._operations import (
     SendCalls,
     SettleOperation,
     SingleOperation,
+    TaskCreateCalls,
+    TaskReportCalls,
     UnslottedOperation,
 )
 from gatepost.client._reconnecting_socket import ReconnectingSocket
@@ -35,10 +37,12 @@ from gatepost.errors import (
     PayloadTooLarge,
     Unavailable,
 )
+from gatepost.task_wire import NewTask, TaskReport
 from gatepost.wire import Ack, Extend, Failed, Nack, NewMessage, NewSend, Op, Operation
 
 log = logging.getLogger("gatepost.client")
 
+OpenBatch = EnqueueCalls | SendCalls | TaskCreateCalls | TaskReportCalls
 Single = TypeVar("Single", bound=SingleOperation)
 
 _BATCH_MAX = 1000
@@ -64,7 +68,7 @@ class OperationQueue:
         self._unanswered: dict[int, PendingOperation] = {}
         self._queue: list[PendingOperation] = []
         self._scheduled = False
-        self._open_batch: EnqueueCalls | SendCalls | None = None
+        self._open_batch: OpenBatch | None = None
         self._open_acks: dict[str, AckCalls] = {}
         self._next_id = 0
         self._packer = FramePacker()
@@ -105,6 +109,22 @@ class OperationQueue:
             self.queue_operation(batch)
         future = self._loop.create_future()
         batch.add_call(new, size + _MESSAGE_OVERHEAD, future)
+        return future
+
+    def create_task(self, new: NewTask, size: int, deadline: float) -> Future:
+        return self._join_tasks(TaskCreateCalls, new, size, deadline)
+
+    def report_task(self, report: TaskReport, size: int, deadline: float) -> Future:
+        return self._join_tasks(TaskReportCalls, report, size, deadline)
+
+    def _join_tasks(self, kind: type[Any], item: object, size: int, deadline: float) -> Future:
+        """Add a call to the open batch of its kind, or begin one."""
+        batch: Any = self._open_batch
+        if type(batch) is not kind or not self._try_join_batch(batch, size, deadline):
+            batch = self._open_batch = kind(deadline)
+            self.queue_operation(batch)
+        future = self._loop.create_future()
+        batch.add_call(item, size + _MESSAGE_OVERHEAD, future)
         return future
 
     def ack(

@@ -5,7 +5,15 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic, Self, TypeVar
 
 from gatepost.client._encoding import EncodedReply, UploadedReply
-from gatepost.errors import GatepostError
+from gatepost.errors import GatepostError, error_from_code
+from gatepost.task_wire import (
+    NewTask,
+    TaskCreate,
+    TaskReport,
+    TaskReports,
+    TasksCreated,
+    TasksReported,
+)
 from gatepost.wire import (
     Ack,
     Enqueue,
@@ -148,6 +156,44 @@ class SendCalls(CallBatch[NewSend]):
     def resolve_calls(self, answer: SendResults) -> None:
         for future, sent in zip(self.futures, answer.results, strict=True):
             _conclude_future(future, sent)
+
+
+class TaskCreateCalls(CallBatch[NewTask]):
+    """Each caller gets the list of the tasks that its request made."""
+
+    __slots__ = ()
+
+    def build_op(self) -> Op:
+        return TaskCreate(id=self.id, tasks=self.items)
+
+    def resolve_calls(self, answer: TasksCreated) -> None:
+        for future, created in zip(self.futures, answer.results, strict=True):
+            if created.code:
+                error = error_from_code(created.code, created.error)
+                error.retry_after = created.retry_after
+                reject_future(future, error)
+            else:
+                resolve_future(future, created.tasks)
+
+
+class TaskReportCalls(CallBatch[TaskReport]):
+    """Reports end and extend work, so they take no slot."""
+
+    __slots__ = ()
+
+    takes_slot = False
+
+    def build_op(self) -> Op:
+        return TaskReports(id=self.id, reports=self.items)
+
+    def resolve_calls(self, answer: TasksReported) -> None:
+        refused = {each.index: each for each in answer.refused}
+        for index, future in enumerate(self.futures):
+            failure = refused.get(index)
+            if failure is None:
+                resolve_future(future, None)
+            else:
+                reject_future(future, error_from_code(failure.code, failure.error))
 
 
 class AckCalls(CallBatch[tuple[str, EncodedReply | None]]):

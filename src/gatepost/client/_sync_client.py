@@ -53,6 +53,12 @@ class BlockingCalls:
     await_outcome = _make_blocking(Client.await_outcome)
     broadcast = _make_blocking(Client.broadcast)
     request = _make_blocking(Client.request)
+    create_task = _make_blocking(Client.create_task)
+    create_tasks = _make_blocking(Client.create_tasks)
+    await_task = _make_blocking(Client.await_task)
+    run_task = _make_blocking(Client.run_task)
+    cancel_task = _make_blocking(Client.cancel_task)
+    load_result = _make_blocking(Client.load_result)
     register = _make_blocking(Client.register)
     status = _make_blocking(Client.status)
 

@@ -88,6 +88,14 @@ class HubSettings(SettingsSection, frozen=True, kw_only=True):
             description="Silence of another gateway after which a task it executes has failed.",
         ),
     ] = 7 * 86_400.0
+    agent_silence_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=_TEN_YEARS_SECS,
+            description="Silence of an agent that runs by itself after which its task has failed.",
+        ),
+    ] = 60.0
     message_retention: Annotated[
         int,
         Meta(ge=0, le=1_000_000, description="Entries that the hub's message log keeps."),

@@ -13,9 +13,9 @@ from gatepost import __version__
 from gatepost.access import auth_messages
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
 from gatepost.gateway.admin import external_agents, feedback, undelivered_api
-from gatepost.gateway.api import http_routes, report_views, room_views
+from gatepost.gateway.api import http_routes, report_views, room_views, task_views
 from gatepost.gateway.api.route_parameters import AnyRequest
-from gatepost.gateway.hub import hub_api, hub_messages, hub_state, task_views
+from gatepost.gateway.hub import hub_api, hub_messages, hub_state
 from gatepost.room.records import Fingerprint
 from gatepost.wire import Status
 

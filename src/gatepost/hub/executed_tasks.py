@@ -18,7 +18,7 @@ from gatepost.errors import (
     UnknownAgent,
     WrongState,
 )
-from gatepost.events import EventKind, TaskInfo, fingerprint_content
+from gatepost.events import EventKind, TaskInfo, fingerprint_content, format_event_id
 from gatepost.hub import tasks
 from gatepost.hub.agent_definition import AgentDefinition
 from gatepost.hub.policy import PolicyAgent
@@ -27,10 +27,20 @@ from gatepost.hub.task_events import TaskEvents
 from gatepost.hub.task_request import read_request
 from gatepost.hub.task_states import TaskInput, TaskState
 from gatepost.hub.task_tokens import IssuedTaskToken, issue_task_token
-from gatepost.hub.tasks import CANCELLED, Task, TaskPayload, failure_class_of
+from gatepost.hub.tasks import (
+    CANCELLED,
+    EXECUTOR_LOST,
+    Task,
+    TaskPayload,
+    failure_class_of,
+)
 from gatepost.journal.transaction import Tx
 from gatepost.task_wire import TaskReport
 
+_SELECT_SILENT = """
+SELECT id FROM task WHERE executor = 'agent' AND state = 'running' AND ended_at IS NULL
+    AND updated_at < ? LIMIT ?
+"""
 _decode_note = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -95,6 +105,8 @@ class ExecutedTasks:
         given = {"progress": progress, "note": note, "eta_at": eta_at}
         values = {name: value for name, value in given.items() if value is not None}
         task = tasks.change_task(tx, id, TaskInput.UPDATE, values)
+        if not values:
+            return task  # A sign of life, and nothing that its requester has to know.
         info = TaskInfo(progress=progress, eta_at=eta_at)
         payload = EMPTY_PAYLOAD if note is None else msgspec.json.encode({"note": note})
         self._report(tx, task, EventKind.TASK_UPDATE, info, payload)
@@ -190,6 +202,15 @@ class ExecutedTasks:
         if report.receipt:
             self._parts.core.coordinator.ack(tx, task.agent, [report.receipt], [], {})
         return task
+
+    def end_silent_tasks(self, tx: Tx, limit: int = 100) -> int:
+        """Fail the tasks of agents that run by themselves and have not reported for too long."""
+        since = tx.now - int(self._parts.settings.agent_silence_secs * 1000)
+        found = tx.fetch_all(_SELECT_SILENT, (since, limit))
+        for (id,) in found:
+            why = f"its agent has not reported for {self._parts.settings.agent_silence_secs:g} s"
+            self.fail_task(tx, format_event_id(id), EXECUTOR_LOST, why)
+        return len(found)
 
     # -- requests of other gateways
 

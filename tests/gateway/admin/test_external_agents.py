@@ -102,7 +102,7 @@ def test_what_is_not_listed_nobody_may_do(host: GatewayProcess) -> None:
     almighty = External(host, "almighty", *(str(scope) for scope in Scope))
     for op in ("revoke", "join", "room", "", "Send"):
         assert refusal(almighty.invoke(op)) == (403, "forbidden")
-    assert refusal(almighty.invoke("task_claim")) == (404, "not_found")
+    assert refusal(almighty.invoke("task_claim")) == (403, "forbidden")
     assert refusal(almighty.invoke("subscribe", mailbox="almighty")) == (400, "invalid_request")
     assert refusal(almighty.post("invoke", [], almighty.tokens["accessToken"]))[0] == 400
 

@@ -34,7 +34,6 @@ from gatepost.errors import (
     GatepostError,
     InvalidRequest,
     InvalidToken,
-    NotFound,
     Revoked,
     Unauthorized,
     Unavailable,
@@ -61,8 +60,10 @@ from gatepost.gateway.api.room_views import (
 from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
+from gatepost.hub.tasks import load_task
 from gatepost.journal import Tx
 from gatepost.mailbox.enqueue import find_mailbox
+from gatepost.task_wire import TaskAwait, TaskCancel, TaskCreate, TaskReports
 from gatepost.wire import (
     Ack,
     AnyAnswer,
@@ -204,8 +205,6 @@ class ExternalAgents:
         authorize_operation_name(session, name)
         if name == "status":
             return await gateway_status(self._operations)
-        if name.startswith("task_"):
-            raise NotFound("this gateway has no tasks yet; they come with the hub")
         op = decode_json(_operation_decoder, body)
         authorize_op(session, op)
         self.admit(session, op)
@@ -241,8 +240,17 @@ class ExternalAgents:
         """Refuse an operation on a message or blob that is not the agent's own."""
         if isinstance(op, Await):
             await self._check_sender(session, op)
+        if isinstance(op, TaskAwait | TaskCancel):
+            await self._check_task(session, op)
         for digest in _named_blobs(op):
             await self._blobs.find_key(session, digest)
+
+    async def _check_task(self, session: AgentSession, op: TaskAwait | TaskCancel) -> None:
+        """An agent sees the tasks it requested or executes, and cancels those it requested."""
+        task = await self._core.read(lambda tx: load_task(tx, op.task_id))
+        parties = (task.requester, task.agent) if isinstance(op, TaskAwait) else (task.requester,)
+        if session.agent_id not in parties:
+            raise Forbidden(f"this is not a task of {session.agent_id}")
 
     async def serve_socket(self, socket: AnyWebSocket, session: AgentSession) -> None:
         """Carry the frames of a session until its token expires or it is ended."""
@@ -357,6 +365,10 @@ def _named_blobs(op: Op) -> list[str]:
     """The blobs that an operation refers to: an agent passes on none but its own."""
     if isinstance(op, Ack):
         return list(op.reply_refs.values())
+    if isinstance(op, TaskCreate):
+        return [new.input_ref for new in op.tasks if isinstance(new.input_ref, str)]
+    if isinstance(op, TaskReports):
+        return [each.result_ref for each in op.reports if isinstance(each.result_ref, str)]
     messages = op.messages if isinstance(op, Send) else ()
     return [new.payload_ref for new in messages if isinstance(new.payload_ref, str)]
 
@@ -373,7 +385,7 @@ class SessionAuthority:
         self._agents.take_call(self._session)
 
     def has_subject(self, op: Op) -> bool:
-        return isinstance(op, Await) or bool(_named_blobs(op))
+        return isinstance(op, Await | TaskAwait | TaskCancel) or bool(_named_blobs(op))
 
     async def check_subject(self, op: Op) -> None:
         await self._agents.check_subject(self._session, op)

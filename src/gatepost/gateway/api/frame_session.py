@@ -17,6 +17,7 @@ from gatepost.gateway.api.json_input import decode_json
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
 from gatepost.gateway.api.operations import Operations, operation_weight
 from gatepost.gateway.api.session_subscriptions import SessionSubscriptions
+from gatepost.task_wire import TaskAwait
 from gatepost.wire import (
     Ack,
     AnyAnswer,
@@ -272,7 +273,7 @@ async def carry_session(
 
 
 def _is_waiting(op: Op) -> bool:
-    return isinstance(op, Await) or (isinstance(op, Dequeue) and op.wait_secs > 0)
+    return isinstance(op, Await | TaskAwait) or (isinstance(op, Dequeue) and op.wait_secs > 0)
 
 
 def _set_event() -> asyncio.Event:

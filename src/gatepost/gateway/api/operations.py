@@ -9,9 +9,11 @@ from gatepost.errors import GatepostError, InternalError
 from gatepost.gateway.api.dead_letter_operations import DeadLetterOperations
 from gatepost.gateway.api.mailbox_operations import MailboxOperations, TransactionPlan
 from gatepost.gateway.api.send_operations import SendOperations
+from gatepost.gateway.api.task_operations import TaskOperations
 from gatepost.gateway.api.wait_registry import WaitRegistry
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
+from gatepost.task_wire import NewTask, TaskAwait, TaskCancel, TaskCreate, TaskReports
 from gatepost.wire import (
     Ack,
     AnyAnswer,
@@ -51,6 +53,7 @@ class Operations:
         self.waits = WaitRegistry(limits.long_poll_max_secs)
         self.mailboxes = MailboxOperations(core, self.waits)
         self.sends = SendOperations(core, self.waits)
+        self.tasks = TaskOperations(core, self.waits)
         self.dead_letters = DeadLetterOperations(core)
         self._planners: dict[type[Op], Callable[[Any], TransactionPlan | None]] = {
             Enqueue: self.mailboxes.plan_enqueue,
@@ -59,6 +62,9 @@ class Operations:
             Nack: self.mailboxes.plan_nack,
             Extend: self.mailboxes.plan_extend,
             Register: self._plan_register,
+            TaskCreate: self.tasks.plan_create,
+            TaskReports: self.tasks.plan_reports,
+            TaskCancel: self.tasks.plan_cancel,
         }
         self._performers: dict[type[Op], Callable[[Any], Awaitable[AnyAnswer]]] = {
             Dequeue: self.mailboxes.perform_dequeue,
@@ -69,6 +75,9 @@ class Operations:
             Purge: self.mailboxes.perform_purge,
             PeekDeadLetter: self.dead_letters.perform_peek,
             PurgeDeadLetter: self.dead_letters.perform_purge,
+            TaskCreate: self.tasks.perform_create,
+            TaskReports: self.tasks.perform_reports,
+            TaskAwait: self.tasks.perform_await,
         }
 
     def plan_transaction(self, op: Op) -> TransactionPlan | None:
@@ -121,6 +130,10 @@ def acting_agents(op: Op) -> Iterable[str]:
     """Return the agents that show a sign of life by this operation."""
     if isinstance(op, Send):
         return {new.from_agent for new in op.messages}
+    if isinstance(op, TaskCreate):
+        return {new.from_agent for new in op.tasks}
+    if isinstance(op, TaskReports):
+        return {report.agent for report in op.reports}
     return (op.mailbox,) if isinstance(op, _AGENT_OPERATIONS) else ()
 
 
@@ -128,7 +141,15 @@ def operation_weight(op: Op) -> int:
     """Return the number of rate-limit tokens an operation costs."""
     if isinstance(op, Send):
         return sum(_copy_count(new) for new in op.messages)
+    if isinstance(op, TaskCreate):
+        return sum(_target_count(new) for new in op.tasks)
+    if isinstance(op, TaskReports):
+        return len(op.reports)
     return len(op.messages) if isinstance(op, Enqueue) else 1
+
+
+def _target_count(new: NewTask) -> int:
+    return len(new.to_agents) if isinstance(new.to_agents, list) else 1
 
 
 def _copy_count(new: NewSend) -> int:

@@ -23,11 +23,7 @@ from gatepost.gateway.api.route_parameters import (
     PathName,
     WaitSecs,
 )
-from gatepost.gateway.hub.hub_auth import HubAuth, HubCaller
-from gatepost.gateway.hub.hub_messages import HubMessageService, NewHubMessage
-from gatepost.gateway.hub.hub_service import HubService
-from gatepost.gateway.hub.hub_state import HubState, export_state, import_state
-from gatepost.gateway.hub.task_views import (
+from gatepost.gateway.api.task_views import (
     HubAgents,
     HubMessages,
     LogView,
@@ -40,6 +36,10 @@ from gatepost.gateway.hub.task_views import (
     summarize_task,
     view_agent,
 )
+from gatepost.gateway.hub.hub_auth import HubAuth, HubCaller
+from gatepost.gateway.hub.hub_messages import HubMessageService, NewHubMessage
+from gatepost.gateway.hub.hub_service import HubService
+from gatepost.gateway.hub.hub_state import HubState, export_state, import_state
 from gatepost.hub import sessions, tasks
 from gatepost.hub.task_states import TaskState
 from gatepost.hub.task_tokens import (
@@ -97,6 +97,7 @@ class HubApi:
         self.service = service
         self.core = service.core
         self.auth = auth
+        self.tasks = service.operations.tasks
         self.messages = HubMessageService(self.core, auth, service.operations.mailboxes)
 
     async def authenticate(self, connection: AnyConnection) -> None:
@@ -114,7 +115,7 @@ class HubApi:
         if caller.token is not None:
             granted = caller.token.capabilities
             self.core.policy.evaluate_capability(principal, _DELEGATE, granted).require_allowed()
-        return await self.service.create_tasks(new, principal)
+        return await self.tasks.create_tasks(new, principal)
 
     async def list_tasks(self, request: AnyRequest, wanted: TaskFilter, limit: int) -> TaskList:
         caller = caller_of(request)
@@ -259,14 +260,14 @@ def _task_routes(api: HubApi) -> list[Any]:
         known: Annotated[int, QueryParameter(ge=0, le=2**53)] = 0,
     ) -> TaskView:
         await api.load_own_task(request, task_id)
-        return await while_connected(request, api.service.show_task(task_id, wait_secs, known))
+        return await while_connected(request, api.tasks.show_task(task_id, wait_secs, known))
 
     @post(f"{BASE}/tasks/{{task_id:str}}/cancel", summary="Cancel a task", status_code=200)
     async def cancel(
         task_id: PathName, data: JSONBody[CancelBody], request: AnyRequest
     ) -> TaskView:
         await api.load_own_task(request, task_id)
-        return await api.service.cancel_task(task_id, data.reason)
+        return await api.tasks.cancel_task(task_id, data.reason)
 
     @get(f"{BASE}/tasks/{{task_id:str}}/log", summary="Read the log of a task's session")
     async def read_log(

@@ -13,9 +13,7 @@ from gatepost.delivery.send_request import fingerprint_payload, fingerprint_send
 from gatepost.errors import Forbidden, GatepostError, InvalidRequest, PolicyDenied
 from gatepost.events import AgentId, fingerprint_content
 from gatepost.gateway.api.mailbox_operations import MailboxOperations
-from gatepost.gateway.core import Core
-from gatepost.gateway.hub.hub_auth import HubAuth, HubCaller
-from gatepost.gateway.hub.task_views import (
+from gatepost.gateway.api.task_views import (
     HubMessage,
     HubMessages,
     LoggedMessage,
@@ -23,6 +21,8 @@ from gatepost.gateway.hub.task_views import (
     MessageResult,
     summarize_task,
 )
+from gatepost.gateway.core import Core
+from gatepost.gateway.hub.hub_auth import HubAuth, HubCaller
 from gatepost.hub.policy import Hub, PolicyAgent
 from gatepost.hub.task_tokens import TaskToken
 from gatepost.hub.tasks import Task, TaskPayload

@@ -3,29 +3,16 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
-from itertools import chain
+from collections.abc import AsyncIterator
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
-from gatepost.delivery.blob_records import find_blob
-from gatepost.errors import InvalidRequest
-from gatepost.events import fingerprint_content
-from gatepost.events.json_payload import check_json_text
 from gatepost.gateway.api.folder_watch import MODIFICATIONS, watch_folder
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.hub.hub_files import PolicyFile, RegistryFolder, follow_folder
 from gatepost.gateway.hub.session_manager import SessionManager
-from gatepost.gateway.hub.task_views import view_task
-from gatepost.gateway.hub.task_watchers import TaskWatchers
 from gatepost.hub import tasks
-from gatepost.hub.policy import PolicyPrincipal
 from gatepost.hub.runtimes.process_runtime import ProcessRuntime
 from gatepost.hub.runtimes.runtime import SessionRuntime
-from gatepost.hub.task_request import RequestContent, encode_request
 from gatepost.journal import Tx
-from gatepost.task_wire import NewTask, TaskView
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +31,11 @@ class HubService:
         assert agents_dir is not None and policy_path is not None, "both have a default"
         self.registry_folder = RegistryFolder(core.registry, agents_dir)
         self.policy_file = PolicyFile(core.policy, policy_path)
-        self.watchers = TaskWatchers()
-        self.sessions = SessionManager(core, self._create_runtimes())
+        self.watchers = operations.tasks.watchers
+        self.sessions = SessionManager(
+            core, self._create_runtimes(), operations.tasks.session_states
+        )
         self.watchers.listeners.append(self.sessions.task_changed)
-        core.tasks.parts.changes.on_changed = self.watchers.task_changed
         core.health.add_check(self._find_problems)
 
     def _create_runtimes(self) -> dict[str, SessionRuntime]:
@@ -103,70 +91,11 @@ class HubService:
 
     async def _sweep(self) -> None:
         await self.core.commit(self.core.tasks.requested.end_lost_tasks)
+        await self.core.commit(self.core.tasks.executed.end_silent_tasks)
         keep = int(self.core.settings.hub.keep_tasks_secs * 1000)
         await self.core.commit(lambda tx: tasks.prune_tasks(tx, tx.now - keep, _PRUNE_BATCH))
 
-    # -- tasks
-
-    async def create_tasks(self, new: NewTask, by: PolicyPrincipal | None) -> list[TaskView]:
-        """Record tasks and send their requests; a large request is stored as a blob first."""
-        content = await self.prepare_request(new)
-        requested = self.core.tasks.requested
-
-        def create(tx: Tx) -> list[TaskView]:
-            return [view_task(tx, task) for task in requested.create_tasks(tx, new, content, by)]
-
-        return await self.core.commit(create)
-
-    async def prepare_request(self, new: NewTask) -> RequestContent:
-        """Encode the request of a task. InvalidRequest if its input is not one JSON value."""
-        if not isinstance(new.input_ref, UnsetType):
-            return await self._compose_large_request(new, new.input_ref)
-        if not isinstance(new.input, UnsetType):
-            check_json_text(bytes(new.input))
-        payload = encode_request(new)
-        mark = _mark_request(new, payload)
-        if len(payload) <= self.core.settings.limits.max_payload_inline:
-            return RequestContent(mark, payload)
-        blob = await self.core.keep_payload([payload])
-        return RequestContent(mark, digest=blob.digest)
-
-    async def _compose_large_request(self, new: NewTask, digest: str) -> RequestContent:
-        """The input is a blob already: the request is another blob around its content."""
-        if not isinstance(new.input, UnsetType):
-            raise InvalidRequest("a task has an `input` or an `input_ref`, not both")
-        key, _ = await self.core.read(lambda tx: find_blob(tx, digest))
-        head = encode_request(new)
-        begin = head[:-1] + (b"," if len(head) > 2 else b"") + b'"input":'
-
-        def pieces() -> Iterator[bytes]:
-            return chain([begin], self.core.blobs.read_payload(digest, key), [b"}"])
-
-        await asyncio.to_thread(_check_json, pieces())
-        blob = await self.core.keep_payload(pieces())
-        return RequestContent(_mark_request(new, head + digest.encode()), digest=blob.digest)
-
-    async def show_task(self, id: str, wait_secs: float = 0.0, known: int = 0) -> TaskView:
-        """A task once it has ended, or when the wait is over.
-
-        With `known`, a change after that moment ends the wait too.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_secs
-        while True:
-            change = self.watchers.next_change(id)
-            try:
-                view = await self.core.read(lambda tx: self._view(tx, id))
-                left = deadline - loop.time()
-                if view.has_ended or left <= 0 or (known and view.updated_at > known):
-                    return view
-                if not await self.operations.waits.wait_for(change, left):
-                    return await self.core.read(lambda tx: self._view(tx, id))
-            finally:
-                self.watchers.forget(id, change)
-
-    def _view(self, tx: Tx, id: str) -> TaskView:
-        return view_task(tx, tasks.load_task(tx, id), self.sessions.states.get(id))
+    # -- logs
 
     async def wait_for_output(self, name: str, secs: float) -> None:
         """Wait for output of a session, or for its end, as long as this."""
@@ -181,25 +110,7 @@ class HubService:
         async with watch_folder(folder, resolve, MODIFICATIONS):
             await self.operations.waits.wait_for(written, min(secs, _LOG_LOOK_SECS))
 
-    async def cancel_task(self, id: str, reason: str) -> TaskView:
-        def cancel(tx: Tx) -> TaskView:
-            return self._view(tx, self.core.tasks.cancel_task(tx, id, reason).id)
-
-        return await self.core.commit(cancel)
-
 
 def _has_mail(tx: Tx, agent: str) -> bool:
     sql = "SELECT 1 FROM mailbox WHERE name = ? AND waiting + in_flight > 0"
     return tx.fetch_one(sql, (agent,)) is not None
-
-
-def _mark_request(new: NewTask, content: bytes) -> bytes:
-    targets = "*" if new.to_agents is UNSET else " ".join(new.to_agents)
-    return fingerprint_content(targets.encode() + b"\n" + content)
-
-
-def _check_json(pieces: Iterator[bytes]) -> None:
-    try:
-        msgspec.json.decode(b"".join(pieces), type=msgspec.Raw)
-    except ValueError as error:
-        raise InvalidRequest(f"the input of a task must be JSON: {error}") from None

@@ -44,7 +44,13 @@ _ERROR_LOG_BYTES = 500
 class SessionManager:
     """At most `hub.max_sessions` at a time; further tasks wait in the journal."""
 
-    def __init__(self, core: Core, runtimes: Mapping[str, SessionRuntime]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        runtimes: Mapping[str, SessionRuntime],
+        states: dict[str, SessionState],
+    ) -> None:
+        """`states` is kept up to date: task → state of its session."""
         self._core = core
         self._runtimes = runtimes
         self._settings = core.settings.hub
@@ -52,7 +58,7 @@ class SessionManager:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._handles: dict[str, tuple[SessionRuntime, SessionHandle]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
-        self.states: dict[str, SessionState] = {}
+        self.states = states
         self.base_url = ""
 
     @property

@@ -1,6 +1,6 @@
 import asyncio
 
-from gatepost.gateway.hub.task_watchers import TaskWatchers
+from gatepost.gateway.api.task_watchers import TaskWatchers
 from gatepost.hub.tasks import Task
 
 
