@@ -31,6 +31,15 @@ COMMANDS = (
     CommandEntry("Messages", "nack", "settle:nack_turns", "Nack leased messages: their turns failed."),
     CommandEntry("Messages", "fetch", "fetch:fetch_payload", "Download a payload that was too large to travel inside its message."),
     CommandEntry("Messages", "trace", "trace:show_trace", "Show every step of a message, from send to the end of its turn, at every gateway."),
+    CommandEntry("Tasks", "task create", "tasks:create_task", "Create a task for an agent, or for one that has a capability."),
+    CommandEntry("Tasks", "task list", "tasks:list_tasks", "List tasks that were requested or are executed here, newest first."),
+    CommandEntry("Tasks", "task show", "tasks:show_task", "Show one task with its input and result."),
+    CommandEntry("Tasks", "task logs", "tasks:show_log", "Print the output of a task's session."),
+    CommandEntry("Tasks", "task cancel", "tasks:cancel_task", "Cancel a task; its session is ended."),
+    CommandEntry("Tasks", "task await", "tasks:await_task", "Wait for the end of a task, and print its result."),
+    CommandEntry("Tasks", "policy check", "policy:check_policy", "Check the rules of a policy: their syntax, and every name in them."),
+    CommandEntry("Tasks", "policy test", "policy:test_policy", "Ask a policy the questions of a file, and compare its answers with the expected ones."),
+    CommandEntry("Tasks", "policy explain", "policy:explain_decision", "Say what the policy decides, and which rule decides it."),
     CommandEntry("Other gateways", "invite", "room:invite_node", "Invite another gateway into this one's room."),
     CommandEntry("Other gateways", "invites", "room:list_invites", "List the invites this gateway issued."),
     CommandEntry("Other gateways", "withdraw", "room:withdraw_invite", "Withdraw an invite that was not used yet."),
@@ -101,6 +110,18 @@ COMMANDS = (
 
 # Help of the commands that have subcommands.
 FAMILIES = {
+    "task": """Create, follow, await and cancel tasks.
+
+For example:
+
+  gatepost task create code-reviewer "review this change" --wait
+""",
+    "policy": """Check, test and explain the hub's policy: rules in Cedar.
+
+For example:
+
+  gatepost policy explain operator assignTask code-reviewer
+""",
     "room": """Show, watch, verify and rotate the room that all gateways share.
 
 For example:

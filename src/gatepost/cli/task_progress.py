@@ -1,0 +1,57 @@
+"""The progress of a task on standard error, if that is a terminal."""
+
+import sys
+import time
+from contextlib import ExitStack
+from typing import Self
+
+from gatepost.cli.options import OutputOptions
+from gatepost.cli.output import escape_control_chars, format_duration
+from gatepost.task_wire import TaskView
+
+
+class TaskProgress:
+    """Call `show` with every state of the task; without a terminal nothing is drawn."""
+
+    def __init__(self, task: TaskView, options: OutputOptions) -> None:
+        self._task = task
+        self._is_drawn = sys.stderr.isatty() and not options.json
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._is_drawn:
+            from rich import progress
+            from rich.console import Console
+
+            self._bar = self._stack.enter_context(
+                progress.Progress(
+                    progress.SpinnerColumn(),
+                    progress.TextColumn("{task.description}", markup=False),
+                    progress.BarColumn(),
+                    progress.TaskProgressColumn(),
+                    progress.TimeElapsedColumn(),
+                    console=Console(stderr=True),
+                    transient=True,
+                )
+            )
+            self._line = self._bar.add_task(describe_progress(self._task, time.time()), total=1.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, task: TaskView) -> None:
+        if self._is_drawn:
+            text = describe_progress(task, time.time())
+            self._bar.update(self._line, completed=task.progress or 0.0, description=text)
+
+
+def describe_progress(task: TaskView, now: float) -> str:
+    """The state of a task in a few words: its status, its ETA and its last note."""
+    parts = [f"{task.agent_name} {task.status}"]
+    if task.eta_at is not None:
+        left = task.eta_at / 1000 - now
+        parts.append(f"ETA {format_duration(left)}" if left > 0 else "late")
+    if task.note:
+        parts.append(task.note)
+    return escape_control_chars(", ".join(parts))

@@ -1,0 +1,80 @@
+"""`gatepost task`, on a real gateway that runs agents."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gatepost.cli.task_progress import describe_progress
+from gatepost.task_wire import TaskView
+from tests.cli.conftest import Cli
+from tests.waiting import wait_until
+
+
+def define(cli: Cli, name: str, script: str) -> None:
+    file = cli.home / "agents" / f"{name}.json"
+    file.write_text(json.dumps({"name": name, "command": ["sh", "-c", script]}))
+    wait_until(lambda: name in [each["id"] for each in cli.call("GET", "/agents")])
+
+
+@pytest.fixture
+def copier(cli: Cli) -> str:
+    define(cli, "copier", "echo working; cp $GATEPOST_TASK_FILE $GATEPOST_RESULT_FILE")
+    return "copier"
+
+
+def test_create_with_wait_prints_the_result(cli: Cli, copier: str) -> None:
+    said = cli.ok("task", "create", copier, "copy it", "--input", '{"n": 1}', "--wait")
+    assert json.loads(said) == {"description": "copy it", "input": {"n": 1}}
+
+
+def test_create_list_show_logs_and_await(cli: Cli, copier: str, tmp_path: Path) -> None:
+    big = tmp_path / "input.json"
+    big.write_text(json.dumps("x" * 100_000))
+    id, status = cli.ok("task", "create", copier, "copy it", "--input-file", str(big)).split()
+    assert status == "pending"
+    assert len(cli.json("task", "await", id)["result"]["input"]) == 100_000
+    assert id in cli.ok("task", "list", "--agent", copier, "--status", "completed")
+    shown = cli.ok("task", "show", id)
+    assert shown.startswith(f"{id} for copier, completed") and "requested by: cli" in shown
+    assert cli.ok("task", "logs", id) == "working\n"
+    assert cli.ok("task", "logs", id, "-f") == "working\n"
+    assert cli.ok("task", "logs", id, "--tail", "3") == "ng\n"
+
+
+def test_a_task_that_fails_ends_with_1_and_says_why(cli: Cli) -> None:
+    define(cli, "failing", "echo no >&2; exit 5")
+    result = cli("task", "create", "failing", "do it", "--wait")
+    assert result.code == 1
+    assert "failed (session_failed): it exited with 5: no" in result.out
+
+
+def test_cancel_ends_a_task_once(cli: Cli) -> None:
+    define(cli, "endless", "exec sleep 1000")
+    id = cli.ok("task", "create", "endless", "wait").split()[0]
+    late = cli("task", "await", id, "--timeout", "0.05")
+    assert late.code == 1 and "has not ended after 0.05 s" in late.err
+    assert cli.ok("task", "cancel", id) == f"{id} cancelled\n"
+    again = cli("--json", "task", "cancel", id)
+    assert (again.code, again.error["code"]) == (1, "wrong_state")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("task", "create", "nobody", "x"), "invalid_targets"),
+        (("task", "create", "--capability", "fly", "x"), "no_route"),
+        (("task", "create", "only-one-argument"), "usage"),
+        (("task", "create", "nobody", "x", "--input", "{"), "usage"),
+        (("task", "show", "01a1e43d-9d8d-718e-9067-c0d71feb1aaf"), "unknown_task"),
+    ],
+)
+def test_mistakes_are_named(cli: Cli, arguments: tuple[str, ...], code: str) -> None:
+    result = cli("--json", *arguments)
+    assert result.code != 0 and result.error["code"] == code
+
+
+def test_progress_in_a_few_words() -> None:
+    task = TaskView("1", "bob", "running", "running", "al", eta_at=90_000, note="half\x1b[2J")
+    assert describe_progress(task, 30) == "bob running, ETA 1 min, half\\x1b[2J"
+    assert describe_progress(task, 100) == "bob running, late, half\\x1b[2J"
