@@ -27,7 +27,7 @@ class StateDir:
         self.blobs = path / "blobs"
         self.drop = path / "drop"
         self.socket = path / "gateway.sock"
-        self.hub_socket = path / "hub.sock"
+        self.hub_socket = path / "hub" / "sock"
         self.sessions = path / "sessions"
         self.secrets = path / "secrets"
         self.token = path / TOKEN_FILE_NAME

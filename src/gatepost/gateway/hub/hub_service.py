@@ -10,6 +10,7 @@ from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.hub.hub_files import PolicyFile, RegistryFolder, follow_folder
 from gatepost.gateway.hub.session_manager import SessionManager
 from gatepost.hub import tasks
+from gatepost.hub.runtimes.docker_runtime import DockerRuntime
 from gatepost.hub.runtimes.process_runtime import ProcessRuntime
 from gatepost.hub.runtimes.runtime import SessionRuntime
 from gatepost.journal import Tx
@@ -40,7 +41,10 @@ class HubService:
 
     def _create_runtimes(self) -> dict[str, SessionRuntime]:
         hub, state = self.core.settings.hub, self.core.state
-        return {"process": ProcessRuntime(state.sessions, hub.sandbox)}
+        return {
+            "process": ProcessRuntime(state.sessions, hub.sandbox),
+            "docker": DockerRuntime(state.sessions, hub.docker_host, hub.max_sessions),
+        }
 
     def _find_problems(self) -> list[str]:
         problems = [f"agents folder: {each}" for each in self.core.registry.problems]

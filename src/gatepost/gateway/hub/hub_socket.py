@@ -24,6 +24,7 @@ class HubSocketServer(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def serve_on_socket(app: Litestar, path: Path) -> AsyncIterator[None]:
     """Serve until exit. The socket lies in the state directory, which only this user can enter."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     path.unlink(missing_ok=True)
     server = HubSocketServer(
         uvicorn.Config(

@@ -179,23 +179,25 @@ class SessionManager:
             name=name,
             folder=folder,
             definition=taken.definition,
-            environment=self._environment(taken, runtime.folder_inside(folder)),
+            environment=self._environment(taken, runtime, folder),
             files={TASK_FILE: await self._load_request(taken.payload)},
             secrets={TOKEN_FILE: taken.token.text.encode(), **self._load_secrets(taken)},
-            sockets=(self._core.state.hub_socket,),
+            socket_folder=self._core.state.hub_socket.parent,
             hidden=(self._core.state.path,),
             log_bytes=self._settings.log_bytes,
             stop_grace=self._settings.stop_grace_secs,
         )
 
-    def _environment(self, taken: TakenTask, folder: str) -> dict[str, str]:
-        definition = taken.definition
+    def _environment(
+        self, taken: TakenTask, runtime: SessionRuntime, outside: Path
+    ) -> dict[str, str]:
+        definition, folder = taken.definition, runtime.folder_inside(outside)
         names = (*_PASSED, *definition.pass_environment)
         passed = {name: os.environ[name] for name in names if name in os.environ}
         own = {
             "HOME": f"{folder}/{WORK_FOLDER}",
             "GATEPOST_URL": self.base_url,
-            "GATEPOST_SOCKET": str(self._core.state.hub_socket),
+            "GATEPOST_SOCKET": runtime.socket_inside(self._core.state.hub_socket),
             "GATEPOST_AGENT": definition.name,
             "GATEPOST_TASK_ID": taken.task.id,
             "GATEPOST_TASK_FILE": f"{folder}/{TASK_FILE}",

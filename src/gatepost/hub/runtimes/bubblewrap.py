@@ -42,8 +42,8 @@ def sandbox_command(bubblewrap: str, spec: SessionSpec, *, has_network: bool) ->
     for file in spec.files:
         command += ["--ro-bind", str(spec.folder / file), str(spec.folder / file)]
     command += ["--bind", str(work), str(work), "--ro-bind", str(secrets), str(secrets)]
-    for socket in spec.sockets:
-        command += ["--bind", str(socket), str(socket)]
+    if spec.socket_folder is not None:
+        command += ["--ro-bind", str(spec.socket_folder), str(spec.socket_folder)]
     return [*command, "--chdir", str(work), "--", *spec.definition.command]
 
 

@@ -8,7 +8,6 @@ of the gateway started.
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -37,10 +36,14 @@ from gatepost.hub.runtimes.runtime import (
     SessionHandle,
     SessionSpec,
 )
+from gatepost.hub.runtimes.session_folder import (
+    make_session_folder,
+    remove_secrets,
+    write_private_file,
+)
 from gatepost.hub.runtimes.session_supervisor import (
     EXIT_FILE,
     LAUNCH_FILE,
-    SECRETS_FOLDER,
     STATUS_FILE,
     WORK_FOLDER,
 )
@@ -67,19 +70,22 @@ class ProcessRuntime:
     def folder_inside(self, folder: Path) -> str:
         return str(folder)
 
+    def socket_inside(self, socket: Path) -> str:
+        return str(socket)
+
     async def launch(self, spec: SessionSpec, report: ReportState) -> SessionHandle:
         try:
             report(SessionState.PROVISIONING)
-            _make_folder(spec.folder)
+            make_session_folder(spec)
             report(SessionState.CONFIGURING)
             self._configure(spec)
             report(SessionState.STARTING)
             status = await self._spawn(spec.folder)
         except OSError as error:
-            self._discard(spec)
+            remove_secrets(spec.folder)
             raise LaunchFailed(f"the session cannot be started: {error}") from None
         except LaunchFailed:
-            self._discard(spec)
+            remove_secrets(spec.folder)
             raise
         report(SessionState.RUNNING)
         return SessionHandle(spec.name, status)
@@ -90,7 +96,7 @@ class ProcessRuntime:
         if found is None:
             await self._end_processes(handle)
             found = SessionExit("lost", None, "its supervisor vanished")
-        shutil.rmtree(self._root / handle.name / SECRETS_FOLDER, ignore_errors=True)
+        remove_secrets(self._root / handle.name)
         return found
 
     async def stop(self, handle: SessionHandle) -> None:
@@ -117,7 +123,7 @@ class ProcessRuntime:
                 if status is not None and not (folder / EXIT_FILE).exists():
                     await self.kill(SessionHandle(folder.name, status))
                     removed.append(folder.name)
-                shutil.rmtree(folder / SECRETS_FOLDER, ignore_errors=True)
+                remove_secrets(folder)
         return removed
 
     def read_log(self, name: str, offset: int, limit: int) -> LogPiece:
@@ -130,12 +136,6 @@ class ProcessRuntime:
     # -- launching
 
     def _configure(self, spec: SessionSpec) -> None:
-        for name, content in spec.files.items():
-            _write_private(spec.folder / name, content)
-        secrets = spec.folder / SECRETS_FOLDER
-        secrets.mkdir(mode=0o700)
-        for name, content in spec.secrets.items():
-            _write_private(secrets / name, content)
         limits = spec.definition.limits
         launch = {
             "name": spec.name,
@@ -155,7 +155,7 @@ class ProcessRuntime:
                 "user_processes": _count_user_processes(),
             },
         }
-        _write_private(spec.folder / LAUNCH_FILE, msgspec.json.encode(launch))
+        write_private_file(spec.folder / LAUNCH_FILE, msgspec.json.encode(launch))
 
     def _wrap_command(self, spec: SessionSpec) -> list[str]:
         definition = spec.definition
@@ -182,9 +182,6 @@ class ProcessRuntime:
         if "error" in status:
             raise LaunchFailed(f"the command cannot be started: {status['error']}")
         return status
-
-    def _discard(self, spec: SessionSpec) -> None:
-        shutil.rmtree(spec.folder / SECRETS_FOLDER, ignore_errors=True)
 
     # -- ends
 
@@ -309,18 +306,6 @@ def _supervisor_pid(handle: SessionHandle) -> int | None:
     if handle.data["boot"] != boot_id() or not is_same_process(pid, started):
         return None
     return pid
-
-
-def _make_folder(folder: Path) -> None:
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    folder.mkdir(mode=0o700)
-    (folder / WORK_FOLDER).mkdir(mode=0o700)
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -93,6 +93,11 @@ def read_log(folder: Path, offset: int, limit: int) -> tuple[int, bytes]:
     return (offset, b"") if begin is None else (begin, data[:limit])
 
 
+def remove_log(folder: Path) -> None:
+    for _, path in _list_parts(folder):
+        path.unlink(missing_ok=True)
+
+
 def tail_offset(folder: Path, length: int) -> int:
     """The offset at which the last `length` bytes begin."""
     end = max((start + path.stat().st_size for start, path in _list_parts(folder)), default=0)

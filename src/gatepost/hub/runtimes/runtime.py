@@ -19,8 +19,8 @@ class SessionSpec(Struct, frozen=True, kw_only=True):
     """What a session needs. `folder` is its own, and exists only as long as its task is kept.
 
     `environment` is complete: nothing is inherited. `files` are for the session to read, and
-    `secrets` too; the latter are removed as soon as the session ends. `sockets` are Unix sockets
-    it may use.
+    `secrets` too; the latter are removed as soon as the session ends. `socket_folder` has the Unix
+    socket of the gateway, which is another file after each restart.
     """
 
     name: str
@@ -29,7 +29,7 @@ class SessionSpec(Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
     files: dict[str, bytes]
     secrets: dict[str, bytes]
-    sockets: tuple[Path, ...] = ()
+    socket_folder: Path | None = None
     hidden: tuple[Path, ...] = ()
     log_bytes: int = 1024 * 1024
     stop_grace: float = 10.0
@@ -76,6 +76,9 @@ class LogPiece(Struct, frozen=True):
 class SessionRuntime(Protocol):
     def folder_inside(self, folder: Path) -> str:
         """Where the session sees its own folder."""
+
+    def socket_inside(self, socket: Path) -> str:
+        """Where the session sees the socket of the gateway."""
 
     async def launch(self, spec: SessionSpec, report: ReportState) -> SessionHandle:
         """Start a session; LaunchFailed if that is not possible. Nothing is left of it then."""
