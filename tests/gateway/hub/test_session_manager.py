@@ -1,5 +1,6 @@
 """Sessions of a real gateway: limits, crashes of either side, and what is left afterwards."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -23,14 +24,12 @@ def own_hub(tmp_path: Path) -> Iterator[HubClient]:
         yield hub
 
 
-def child_pid(hub: HubClient, id: str) -> int:
-    (row,) = _query(hub, "SELECT CAST(handle AS TEXT) ->> '$.data.child' FROM session")
-    return int(row[0])
-
-
-def supervisor_pid(hub: HubClient, id: str) -> int:
-    (row,) = _query(hub, "SELECT CAST(handle AS TEXT) ->> '$.data.pid' FROM session")
-    return int(row[0])
+def handle_of(hub: HubClient) -> dict[str, int]:
+    """How the gateway finds its only session again, once it has noted that."""
+    sql = "SELECT CAST(handle AS TEXT) -> '$.data' FROM session WHERE handle IS NOT NULL"
+    ((data,),) = wait_until(lambda: _query(hub, sql), 30)
+    found: dict[str, int] = json.loads(data)
+    return found
 
 
 def assert_ended_once(hub: HubClient, id: str, *codes: str) -> None:
@@ -73,7 +72,7 @@ def test_a_killed_session_fails_its_task(own_hub: HubClient) -> None:
     own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
     id = own_hub.create("victim")
     own_hub.wait_for_log(id, "up")
-    os.kill(child_pid(own_hub, id), signal.SIGKILL)
+    os.kill(handle_of(own_hub)["child"], signal.SIGKILL)
     assert_ended_once(own_hub, id, "executor_lost")
 
 
@@ -81,7 +80,7 @@ def test_a_killed_supervisor_takes_its_session_with_it(own_hub: HubClient) -> No
     own_hub.define("victim", "sh", "-c", "setsid sleep 1000 & echo up; sleep 1000")
     id = own_hub.create("victim")
     own_hub.wait_for_log(id, "up")
-    os.kill(supervisor_pid(own_hub, id), signal.SIGKILL)
+    os.kill(handle_of(own_hub)["pid"], signal.SIGKILL)
     assert_ended_once(own_hub, id, "executor_lost")
 
 
@@ -94,6 +93,8 @@ def test_a_session_goes_on_while_its_gateway_is_killed_and_started_again(
     for id in (ended_meanwhile, goes_on):
         own_hub.wait_for_log(id, "up")
     names = {id: own_hub.task(id)["session_name"] for id in (ended_meanwhile, goes_on)}
+    sql = "SELECT 1 FROM session WHERE handle IS NULL"
+    wait_until(lambda: _query(own_hub, sql) == [], 30)
     own_hub.gateway.kill9()
     sessions = own_hub.state_dir / "sessions"
     (sessions / names[ended_meanwhile] / "work" / "go").touch()
@@ -112,7 +113,7 @@ def test_when_gateway_and_session_are_killed_the_task_fails_at_the_restart(
     own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
     id = own_hub.create("victim")
     own_hub.wait_for_log(id, "up")
-    pids = supervisor_pid(own_hub, id), child_pid(own_hub, id)
+    pids = handle_of(own_hub)["pid"], handle_of(own_hub)["child"]
     own_hub.gateway.kill9()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -125,6 +126,7 @@ def test_a_session_whose_start_was_not_noted_is_ended(own_hub: HubClient) -> Non
     own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
     id = own_hub.create("victim")
     own_hub.wait_for_log(id, "up")
+    handle_of(own_hub)
     own_hub.gateway.kill9()
     with apsw.Connection(str(own_hub.state_dir / "journal.db")) as journal:
         journal.execute("UPDATE session SET handle = NULL, state = 'provisioning'")
