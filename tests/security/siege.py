@@ -23,7 +23,9 @@ from tests.waiting import wait_until
 
 # A shorter wait is no harm, however fast it usually goes: the machine may be busy.
 _LEAST_SECS = 3.0
-_USUAL_TURNS = 10
+_USUAL_TURNS = 5
+# Between two messages of an honest agent, so that watching costs little.
+_PAUSE_SECS = 0.03
 
 
 class Siege:
@@ -131,7 +133,7 @@ class Siege:
         ended = threading.Event()
 
         def keep_sending() -> None:
-            while not ended.is_set():
+            while not ended.wait(_PAUSE_SECS):
                 turns.append(self.take_turn())
 
         watcher = threading.Thread(target=keep_sending, daemon=True)

@@ -27,14 +27,13 @@ def test_invented_admissions_do_not_keep_it_from_being_revoked(siege: Siege) -> 
         connection.send_records(*(node.admit(f"made-up-{n}").sign_node() for n in range(120)))
         connection.wait_until_heard()
         wait_until(lambda: "nodes made-up-119" in siege.ann.records())
-        siege.ann.call("POST", "/room/nodes/founder/revoke", {"reason": "it invents nodes"})
+        revocation = {"reason": "it invents nodes", "standing": []}
+        siege.ann.call("POST", "/room/nodes/founder/revoke", revocation)
         assert connection.wait_for_close()[0] == 4403
-        for name in [each for each in siege.ann.nodes() if each.startswith("made-up")]:
-            siege.ann.call("POST", f"/room/nodes/{name}/revoke", {})
-    assert not siege.ann.nodes().keys() & {"founder", "made-up-0", "made-up-119"}
+    assert not [each for each in siege.ann.nodes() if each.startswith(("founder", "made-up"))]
 
 
-@pytest.mark.parametrize("epoch", [2, 9, 2**31 - 1])
+@pytest.mark.parametrize("epoch", [2, 2**31 - 1])
 def test_only_the_coordinator_starts_an_epoch(siege: Siege, epoch: int) -> None:
     node = siege.admit(f"rotator{epoch}", "backbone")
     before = siege.ann.call("GET", "/room")["epoch"]
