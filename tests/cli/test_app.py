@@ -79,7 +79,8 @@ def test_commands_load_no_server() -> None:
     heavy = ("litestar", "uvicorn", "apsw", "rich", "pydantic")
     code = (
         "import sys;"
-        "from gatepost.cli.commands import dead_letters, inbox, send, up;"
+        "from gatepost.cli.commands import dead_letters, up;"
+        "from gatepost.cli.commands.messages import inbox, send;"
         f"print([m for m in {heavy} if m in sys.modules])"
     )
     assert output_of(code) == "[]\n"

@@ -17,7 +17,7 @@ from gatepost.delivery.decisions import Decision, Decisions, GiveUpDelivery, Rec
 from gatepost.delivery.receiver import inbox_table
 from gatepost.delivery.receiver.accepting import EventAcceptor
 from gatepost.delivery.receiver.cursors import OutboxCursor
-from gatepost.delivery.receiver.intake import Intake
+from gatepost.delivery.receiver.intake import Intake, pair_key
 from gatepost.delivery.receiver.receiver import EventBatch, Receiver, TakenBatch
 from gatepost.delivery.sender import receipts, recovery, rerouting
 from gatepost.delivery.sender.delivery_table import DeliveryTable, OpenDelivery
@@ -112,8 +112,8 @@ def no_pair_order() -> Mutant:
     """Each event is accepted as it comes."""
 
     def at_once(self: Intake, envelope: Envelope, body: bytes) -> None:
-        pair = self._load_for_arrival(self.pair_key(envelope), envelope)
-        self._accept_or_hold(self.pair_key(envelope), pair, envelope, body)
+        pair = self._load_for_arrival(pair_key(self.source, envelope), envelope)
+        self._accept_or_hold(pair_key(self.source, envelope), pair, envelope, body)
 
     return patch.object(Intake, "_take_in_order", at_once)
 

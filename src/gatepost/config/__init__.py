@@ -1,7 +1,7 @@
 """One typed settings tree, read from a TOML file and GATEPOST_* environment variables."""
 
+from gatepost.config.monitoring_settings import AlertsSettings, TelemetrySettings
 from gatepost.config.settings import (
-    AlertsSettings,
     ArchiveSettings,
     LimitsSettings,
     ListenSettings,
@@ -10,7 +10,6 @@ from gatepost.config.settings import (
     OwnershipSettings,
     RoomSettings,
     Settings,
-    TelemetrySettings,
     is_loopback,
 )
 from gatepost.config.settings_file import (

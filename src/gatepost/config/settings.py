@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from gatepost.config.hub_settings import HubSettings
 from gatepost.config.loading import load_tree
+from gatepost.config.monitoring_settings import AlertsSettings, LogSettings, TelemetrySettings
 from gatepost.config.section import SettingsSection
 from gatepost.config.toml_text import toml_value
 from gatepost.errors import ConfigError
@@ -401,18 +402,6 @@ class ArchiveSettings(SettingsSection, frozen=True, kw_only=True):
     ] = 7 * 86_400.0
 
 
-class LogSettings(SettingsSection, frozen=True, kw_only=True):
-    """The log of the running gateway."""
-
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="Lowest level shown: debug, info, warning or error."),
-    ] = "info"
-    format: Annotated[
-        Literal["json", "text"], Meta(description="json for machines, text for people.")
-    ] = "json"
-
-
 class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
     """Retries and timeouts of deliveries to other gateways."""
 
@@ -518,41 +507,6 @@ class OwnershipSettings(SettingsSection, frozen=True, kw_only=True):
             " serves it here. `*` stands for every node of the room.",
         ),
     ] = ()
-
-
-class AlertsSettings(SettingsSection, frozen=True, kw_only=True):
-    """Thresholds at which the gateway raises an incident by itself."""
-
-    backlog_secs: Annotated[
-        float,
-        Meta(gt=0, le=86_400, description="How long a backlog may grow before it is an incident."),
-    ] = 600.0
-    backlog_least: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000_000_000,
-            description="Least growth in that time, in messages.",
-        ),
-    ] = 10
-
-
-class TelemetrySettings(SettingsSection, frozen=True, kw_only=True):
-    """OpenTelemetry spans of messages; needs the extra gatepost[telemetry]."""
-
-    enabled: Annotated[bool, Meta(description="Record spans and export them.")] = False
-    exporter: Annotated[
-        Literal["otlp", "console"],
-        Meta(description="otlp sends spans to a collector over HTTP, console prints them."),
-    ] = "otlp"
-    endpoint: Annotated[
-        str,
-        Meta(
-            pattern=r"^(https?://[^\s]{1,500})?\Z",
-            description="URL of the collector for traces. Default: from OTEL_EXPORTER_OTLP_*,"
-            " else http://localhost:4318/v1/traces.",
-        ),
-    ] = ""
 
 
 class Settings(SettingsSection, frozen=True, kw_only=True):

@@ -142,7 +142,7 @@ class DeliveryCoordinator:
             TransferSignal: transfers.apply_transfer_signal,
             TaskRequested: self._tell_hub,
             TaskReported: self._tell_hub,
-            BlobWanted: self._want_blob,
+            BlobWanted: lambda tx, wanted: tx.add_effect(partial(self._on_blob_wanted, *wanted)),
         }
 
     def observe(
@@ -425,9 +425,6 @@ class DeliveryCoordinator:
 
     def _tell_hub(self, tx: Tx, news: TaskRequested | TaskReported) -> Decisions:
         return self._on_task_news(tx, news)
-
-    def _want_blob(self, tx: Tx, wanted: BlobWanted) -> None:
-        tx.add_effect(partial(self._on_blob_wanted, *wanted))
 
 
 def _ignore_task_news(tx: Tx, news: TaskNews) -> Decisions:

@@ -10,9 +10,9 @@ from gatepost.gateway.admin import agent_claims, room_api, route_api
 from gatepost.gateway.admin.agent_claims import AgentClaims
 from gatepost.gateway.admin.room_api import RoomApi
 from gatepost.gateway.admin.route_api import RouteApi
-from gatepost.gateway.api.connection_guard import ConnectionGuard
 from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
+from gatepost.gateway.listening.connection_guard import ConnectionGuard
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.monitoring.peer_report import PeerReport
 from gatepost.gateway.peers import join_server

@@ -26,8 +26,6 @@ from gatepost.gateway.admin import external_agents, feedback, mirror_api, trace_
 from gatepost.gateway.admin.external_agents import ExternalAgents
 from gatepost.gateway.admin.feedback import Feedback, FeedbackGuard
 from gatepost.gateway.admin.trace_api import JourneyTracer
-from gatepost.gateway.api.connection_guard import ConnectionGuard
-from gatepost.gateway.api.connection_pool import ConnectionPool
 from gatepost.gateway.api.drop_folder import DropFolder
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
@@ -35,7 +33,6 @@ from gatepost.gateway.api.operator_access import GuessLimit, OperatorAccess
 from gatepost.gateway.api.unix_socket import UnixSocketServer
 from gatepost.gateway.app import create_app
 from gatepost.gateway.archiver import OutboxArchiver
-from gatepost.gateway.bounded_http import BoundedHttpProtocol
 from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.gateway.core import Core
 from gatepost.gateway.disk_space import wait_for_space
@@ -44,7 +41,10 @@ from gatepost.gateway.hub.hub_api import HubApi
 from gatepost.gateway.hub.hub_auth import HubAuth
 from gatepost.gateway.hub.hub_service import HubService
 from gatepost.gateway.hub.hub_socket import serve_on_socket
-from gatepost.gateway.listener import ListeningServer, allow_open_files
+from gatepost.gateway.listening.bounded_http import BoundedHttpProtocol
+from gatepost.gateway.listening.connection_guard import ConnectionGuard
+from gatepost.gateway.listening.connection_pool import ConnectionPool
+from gatepost.gateway.listening.listener import ListeningServer, allow_open_files
 from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering

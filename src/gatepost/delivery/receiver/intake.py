@@ -98,7 +98,7 @@ class Intake:
             envelope.to_agent_id or ""
         ):
             return False
-        return not envelope.pair_seq or self.pairs.load_pair(self.pair_key(envelope)).is_new
+        return not envelope.pair_seq or self.pairs.load_pair(pair_key(self.source, envelope)).is_new
 
     def finish(self) -> list[Decision]:
         """Put away what is accepted and save the pairs; returns the decisions."""
@@ -121,7 +121,7 @@ class Intake:
             self.decisions += self.answers.report_hold(event_id, why)
 
     def _take_in_order(self, envelope: Envelope, body: bytes) -> None:
-        key = self.pair_key(envelope)
+        key = pair_key(self.source, envelope)
         number = envelope.pair_seq
         if not self.can_keep_pair(key):
             self.decisions += self.answers.report_hold(envelope.event_id, QUOTA)
@@ -170,7 +170,7 @@ class Intake:
     def _hold_unordered(self, envelope: Envelope, body: bytes, reason: str) -> None:
         if not self._can_keep_event(envelope, body):
             return
-        self.held.hold_unordered(self.pair_key(envelope), envelope, body, reason)
+        self.held.hold_unordered(pair_key(self.source, envelope), envelope, body, reason)
         if reason == FULL:
             self.decisions += self.answers.report_hold(envelope.event_id, reason)
 
@@ -221,9 +221,6 @@ class Intake:
         if reason == BLOB and isinstance(envelope.payload_ref, PayloadRef):
             self.decisions.append(BlobWanted(envelope.payload_ref.digest, self.source))
         return reason
-
-    def pair_key(self, envelope: Envelope) -> PairKey:
-        return self.source, envelope.source_agent_id, envelope.to_agent_id or ""
 
     # -- releasing held events
 
@@ -293,19 +290,12 @@ class Intake:
         if row is None or row.state in FINAL:
             return None
         if row.state is InboxState.HELD:
-            self._remove_held(row, event_id)
+            _remove_held(self, row, event_id)
         elif row.state is InboxState.OFFERED:
             self.offers.take_offer(event_id)
             self.count_decided_offer((self.source, row.sender, row.mailbox), row.pair_seq)
         self.inbox.change_state(event_id, input)
         return row
-
-    def _remove_held(self, row: InboxRow, event_id: bytes) -> None:
-        if row.pair_seq:
-            key = (self.source, row.sender, row.mailbox)
-            self.held.remove_event(key, self.pairs.load_pair(key), event_id)
-        else:
-            self.held.remove_unordered(self.source, event_id)
 
     def count_decided_offer(self, key: PairKey, number: int) -> None:
         """An offer was confirmed or withdrawn. The offers without a number hold up no others."""
@@ -321,3 +311,15 @@ class Intake:
             id = format_event_id(event_id)
             self.decisions += self.answers.report_refusal(row.mailbox, id, row.corr_id, reason)
         return row
+
+
+def pair_key(source: str, envelope: Envelope) -> PairKey:
+    return source, envelope.source_agent_id, envelope.to_agent_id or ""
+
+
+def _remove_held(intake: Intake, row: InboxRow, event_id: bytes) -> None:
+    if row.pair_seq:
+        key = (intake.source, row.sender, row.mailbox)
+        intake.held.remove_event(key, intake.pairs.load_pair(key), event_id)
+    else:
+        intake.held.remove_unordered(intake.source, event_id)

@@ -5,7 +5,7 @@ An event that was accepted for good stays accepted: no later decision changes th
 
 from gatepost.delivery.decisions import HoldReported, ReaderRestored, TransferSignal
 from gatepost.delivery.receiver.inbox_states import InboxInput, InboxState
-from gatepost.delivery.receiver.intake import Intake
+from gatepost.delivery.receiver.intake import Intake, pair_key
 from gatepost.delivery.receiver.resuming import note_resumed
 from gatepost.delivery.transfers import TRANSFER_SIGNALS
 from gatepost.events import DeadLetterNotice, Envelope, Signal, parse_event_id
@@ -46,8 +46,8 @@ def apply_dead_letter(intake: Intake, envelope: Envelope, letter: DeadLetterNoti
     intake.withdraw_and_report(
         parse_event_id(envelope.ref_event_id), InboxInput.GIVE_UP, "given_up"
     )
-    if envelope.to_agent_id is not None and intake.can_keep_pair(intake.pair_key(envelope)):
-        intake.close_number(intake.pair_key(envelope), letter.pair_seq)
+    if envelope.to_agent_id is not None and intake.can_keep_pair(pair_key(intake.source, envelope)):
+        intake.close_number(pair_key(intake.source, envelope), letter.pair_seq)
 
 
 def expire_event(intake: Intake, event_id: bytes) -> None:
@@ -61,7 +61,7 @@ def _confirm_offer(intake: Intake, event_id: bytes) -> None:
     envelope = intake.offers.take_offer(event_id)
     if envelope is None:
         return
-    key = intake.pair_key(envelope)
+    key = pair_key(intake.source, envelope)
     intake.count_decided_offer(key, envelope.pair_seq)
     intake.acceptor.accept_confirmed(envelope)
     intake.release_held(key)

@@ -41,8 +41,6 @@ from gatepost.errors import (
 from gatepost.events import check_agent_id, parse_event_id
 from gatepost.gateway.admin.agent_blobs import AgentBlobs
 from gatepost.gateway.admin.status import gateway_status
-from gatepost.gateway.api.connection_guard import AnyConnection, ConnectionGuard
-from gatepost.gateway.api.connection_pool import identify_connection
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.json_input import decode_json
@@ -60,6 +58,8 @@ from gatepost.gateway.api.room_views import (
 from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
+from gatepost.gateway.listening.connection_guard import AnyConnection, ConnectionGuard
+from gatepost.gateway.listening.connection_pool import identify_connection
 from gatepost.hub.tasks import load_task
 from gatepost.journal import Tx
 from gatepost.mailbox.enqueue import find_mailbox
@@ -254,7 +254,8 @@ class ExternalAgents:
 
     async def serve_socket(self, socket: AnyWebSocket, session: AgentSession) -> None:
         """Carry the frames of a session until its token expires or it is ended."""
-        limits, life = self._operations.core.settings.limits, self._remaining_secs(session)
+        limits = self._operations.core.settings.limits
+        life = (session.expires_at - self._core.clock.now()) / 1000
         carrier = WebSocketTransport(socket, limits.max_body_bytes)
         authority = SessionAuthority(self, session)
         work = carrier.run(FrameSession(self._operations, carrier.wake, authority))
@@ -265,9 +266,6 @@ class ExternalAgents:
             await _close_socket(socket, ExpiredToken("this token has expired; refresh it"))
         except GatepostError as error:
             await _close_socket(socket, error)
-
-    def _remaining_secs(self, session: AgentSession) -> float:
-        return (session.expires_at - self._core.clock.now()) / 1000
 
     async def _check_sender(self, session: AgentSession, op: Await) -> None:
         id = parse_event_id(op.event_id)

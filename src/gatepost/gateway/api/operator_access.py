@@ -5,12 +5,16 @@ from gatepost.clock import Clock
 from gatepost.config import Settings
 from gatepost.delivery.abuse import AbuseKind, AbuseLog
 from gatepost.errors import Forbidden, GatepostError, RateLimited, Unauthorized
-from gatepost.gateway.api.connection_guard import AnyConnection, is_exposed
-from gatepost.gateway.api.connection_pool import OPERATOR, connection_source, identify_connection
 from gatepost.gateway.api.local_auth import (
     LocalTokenAuth,
     is_session_token,
     parse_bearer_token,
+)
+from gatepost.gateway.listening.connection_guard import AnyConnection, is_exposed
+from gatepost.gateway.listening.connection_pool import (
+    OPERATOR,
+    connection_source,
+    identify_connection,
 )
 
 

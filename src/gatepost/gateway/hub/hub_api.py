@@ -13,7 +13,6 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gatepost.errors import InvalidRequest, Unavailable
 from gatepost.events import AgentId, Digest, EventId, MsgId, parse_event_id
-from gatepost.gateway.api.connection_guard import AnyConnection
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.route_decorators import delete, get, post
 from gatepost.gateway.api.route_parameters import (
@@ -40,6 +39,7 @@ from gatepost.gateway.hub.hub_auth import HubAuth, HubCaller
 from gatepost.gateway.hub.hub_messages import HubMessageService, NewHubMessage
 from gatepost.gateway.hub.hub_service import HubService
 from gatepost.gateway.hub.hub_state import HubState, export_state, import_state
+from gatepost.gateway.listening.connection_guard import AnyConnection
 from gatepost.hub import sessions, tasks
 from gatepost.hub.task_states import TaskState
 from gatepost.hub.task_tokens import (

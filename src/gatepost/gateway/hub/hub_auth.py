@@ -4,11 +4,11 @@ from msgspec import Struct
 
 from gatepost.access.tokens import TokenKind
 from gatepost.errors import Forbidden, InvalidToken, Unauthorized
-from gatepost.gateway.api.connection_guard import AnyConnection
-from gatepost.gateway.api.connection_pool import identify_connection
 from gatepost.gateway.api.local_auth import parse_bearer_token
 from gatepost.gateway.api.operator_access import OperatorAccess
 from gatepost.gateway.core import Core
+from gatepost.gateway.listening.connection_guard import AnyConnection
+from gatepost.gateway.listening.connection_pool import identify_connection
 from gatepost.hub.policy import Operator, PolicyPrincipal
 from gatepost.hub.task_tokens import TaskToken, authenticate_task_token
 from gatepost.hub.tasks import Task

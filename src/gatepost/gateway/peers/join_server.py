@@ -23,13 +23,13 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.events import fingerprint_key
-from gatepost.gateway.api.connection_guard import ConnectionGuard
-from gatepost.gateway.api.connection_pool import identify_connection
 from gatepost.gateway.api.local_auth import parse_bearer_token
 from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
 from gatepost.gateway.api.websocket_handshake import check_origin, refuse_websocket
 from gatepost.gateway.api.websocket_transport import CLOSE_TOO_LARGE
+from gatepost.gateway.listening.connection_guard import ConnectionGuard
+from gatepost.gateway.listening.connection_pool import identify_connection
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peers import welcome_header
 from gatepost.gateway.peers.connection import PeerConnection

@@ -8,7 +8,7 @@ from gatepost.delivery.frames import BlobPiece, BlobRequest, EventsFrame, decode
 from gatepost.events import EventKind, Receipt, decode_event
 from gatepost.testing.history import ObservedSend
 from gatepost.testing.simulation.forgeries import FORGERIES, is_relayed, wrong_piece
-from gatepost.testing.simulation.gateway import SimulatedGateway
+from gatepost.testing.simulation.gateway import SimulatedGateway, make_room
 from gatepost.testing.simulation.mesh import SimulatedMesh
 from gatepost.testing.simulation.network import Direction, leave_out_event
 
@@ -161,7 +161,7 @@ def crowd(mesh: SimulatedMesh, random: Random) -> None:
     gateway = _pick_gateway(mesh, random)
     gateway.agents.max_agents = 0
     mesh.trace(gateway.id, "has as many agents as fit")
-    mesh.loop.call_after(random.randint(500, 8_000), gateway.make_room)
+    mesh.loop.call_after(random.randint(500, 8_000), partial(make_room, gateway))
     name, places = _pick_movable_agent(mesh, random)
     if gateway.id in places:
         mesh.move_agent(name, gateway.id)

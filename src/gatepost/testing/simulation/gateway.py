@@ -210,11 +210,6 @@ class SimulatedGateway:
         self.disk_is_full = True
         self.connection.pragma("max_page_count", 1)
 
-    def make_room(self) -> None:
-        """More agents fit again."""
-        if self.up:
-            self.agents.max_agents = MAX_AGENTS
-
     def free_disk(self) -> None:
         self.disk_is_full = False
         if self.up:
@@ -389,3 +384,9 @@ def _unwrap_outcome(results: list[tuple[Any, GatepostError | None]]) -> Any:
 
 def _deliver_nothing(outcomes: list[JobOutcome]) -> None:
     """Without a thread there is nobody to deliver to."""
+
+
+def make_room(gateway: SimulatedGateway) -> None:
+    """More agents fit again."""
+    if gateway.up:
+        gateway.agents.max_agents = MAX_AGENTS

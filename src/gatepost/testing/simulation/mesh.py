@@ -23,7 +23,7 @@ from gatepost.testing.history import (
     check_history,
     read_journal,
 )
-from gatepost.testing.simulation.gateway import SimulatedGateway, SimulatedSettings
+from gatepost.testing.simulation.gateway import SimulatedGateway, SimulatedSettings, make_room
 from gatepost.testing.simulation.network import Direction, SimulatedNetwork
 from gatepost.testing.simulation.observer import MeshObserver, TraceLine
 from gatepost.testing.simulation.room import SimulatedRoom
@@ -85,6 +85,7 @@ class SimulatedMesh:
         self.omitted: set[Direction] = set()
         # (gateway, agent) for every gateway that forged receipts for an agent's mail.
         self.lies: set[tuple[str, str]] = set()
+        self._liars: set[str] = set()
 
     def __enter__(self) -> Self:
         self.observer.watch_logs()
@@ -211,6 +212,7 @@ class SimulatedMesh:
 
     def forge_receipt(self, forger: str, victim: str, event_id: str, receipt: Receipt) -> None:
         """`forger` gives a receipt for an event of `victim` that was never routed to it."""
+        self._liars.add(forger)
         gateway = self.gateways[forger]
         draft = EventDraft(
             event_id=gateway.node.event_ids.next_id(),
@@ -242,7 +244,7 @@ class SimulatedMesh:
         for gateway in self.gateways.values():
             gateway.cancel_crash()
             gateway.free_disk()
-            gateway.make_room()
+            make_room(gateway)
             if not gateway.up:
                 gateway.start()
         for agent in self.agents.values():
@@ -298,10 +300,9 @@ class SimulatedMesh:
 
     def _note_false_accusations(self) -> None:
         """No gateway may be reported for abuse, but for those that did forge something."""
-        liars = {forger for forger, _ in self.lies}
         for gateway in self.gateways.values():
             for subject, detail in gateway.query(_ABUSE) if gateway.up else ():
-                if subject.partition("/")[0] not in liars:
+                if subject.partition("/")[0] not in self._liars:
                     self.seen.surprises.append((gateway.id, f"a false accusation: {detail}"))
 
     def finish(self) -> HistoryVerdict:

@@ -19,7 +19,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from gatepost.clock import SystemClock
-from gatepost.gateway import app, bounded_http, listener, serve
+from gatepost.gateway import app, serve
+from gatepost.gateway.listening import bounded_http, listener
 from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.testing import GatewayProcess
 from gatepost.tls import create_certificate, create_key, local_context

@@ -4,7 +4,7 @@ import pytest
 
 from gatepost.config import LimitsSettings
 from gatepost.errors import Unavailable
-from gatepost.gateway.api.connection_pool import (
+from gatepost.gateway.listening.connection_pool import (
     MAX_PER_HOLDER,
     OPERATOR,
     ConnectionPool,

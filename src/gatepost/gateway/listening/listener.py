@@ -14,8 +14,8 @@ import uvicorn
 
 from gatepost.access import rate_limit_source
 from gatepost.config import LimitsSettings
-from gatepost.gateway.api.connection_pool import ConnectionPool, ConnectionSlot
-from gatepost.gateway.bounded_http import BoundedHttpProtocol, ScreenHandshake
+from gatepost.gateway.listening.bounded_http import BoundedHttpProtocol, ScreenHandshake
+from gatepost.gateway.listening.connection_pool import ConnectionPool, ConnectionSlot
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gatepost.errors import GatepostError
-from gatepost.gateway.api.connection_pool import ConnectionSlot, attach_slot
+from gatepost.gateway.listening.connection_pool import ConnectionSlot, attach_slot
 from gatepost.wire import Failure
 
 _MAX_HEAD_BYTES = 64 * 1024

@@ -7,7 +7,7 @@ import pytest
 
 from gatepost.config import RoomSettings
 from gatepost.errors import Forbidden
-from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.listening.connection_guard import ConnectionGuard
 from gatepost.testing import ManualClock
 
 SERVER = ("192.0.2.1", 7433)

@@ -1,0 +1,1 @@
+"""The gateway's listener: who may connect, how many, and for how long without a request."""
