@@ -85,10 +85,14 @@ class AcceptanceCheck:
         return FULL
 
     def _suspicion_of(self, envelope: Envelope) -> str:
-        """Why the sender of an event may not be who it says; empty if all is well."""
+        """Why the sender of an event may not be who it says; empty if all is well.
+
+        A reply that was forwarded comes from where its receiver lived, as any forwarded mail does.
+        """
         if self._source == self._parts.node.id:
             return ""
-        if envelope.kind == EventKind.REPLY and envelope.ref_event_id is not None:
+        is_reply = envelope.kind == EventKind.REPLY and envelope.origin_event_id is None
+        if is_reply and envelope.ref_event_id is not None:
             ref = parse_event_id(envelope.ref_event_id)
             answered = self._tx.fetch_one(_SELECT_DELIVERY, (ref,))
             if answered is not None:
