@@ -252,17 +252,6 @@ def test_a_reply_for_an_agent_that_moved_is_mail_where_it_lives(world: World, b:
     assert payloads(c.take("al")) == ["answer"]
 
 
-def test_a_reply_that_went_away_and_came_back_is_no_forgery(world: World, b: Box) -> None:
-    a = world.boxes["a"]
-    a.send("job", "question")
-    world.flow()
-    b.ack(*b.take(), reply="answer")
-    world.flow()
-    for home in "ca":
-        world.moves(home, "al")
-    assert payloads(a.take("al")) == ["answer"]
-
-
 def test_a_reply_taken_together_with_a_message_that_is_refused_is_not_sent_to_both(
     world: World, a: Box, b: Box, c: Box
 ) -> None:
