@@ -102,7 +102,7 @@ def test_two_attempts_at_one_batch_at_once_leave_one(
     write_table(df, path, transaction=BatchTransaction("job", 1))
     views = iter([stale])
     monkeypatch.setattr(
-        "gatepost.pipeline.delta_tables._open_table",
+        "gatepost.pipeline.delta_tables.open_table",
         lambda path, version=None: next(views, None) or DeltaTable(path, version=version),
     )
     assert write_table(df, path, transaction=BatchTransaction("job", 1)).again
@@ -206,7 +206,7 @@ def test_file_statistics_let_readers_skip(spark: SparkSession, path: str) -> Non
     stats = {name: found[name].to_pylist() for name in found.schema.names}
     assert sum(stats["num_records"]) == 10
     assert (min(stats["min.id"]), max(stats["max.id"])) == (5, 14)
-    assert min(stats["min.text"]) == "t10"
+    assert set(stats["null_count.id"]) == {0}
 
 
 def test_a_stream_into_a_table_and_again_from_a_fresh_checkpoint(

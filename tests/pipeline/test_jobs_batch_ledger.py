@@ -23,7 +23,7 @@ def test_a_batch_begins_where_the_last_one_ended(tmp_path: Path) -> None:
     ledger = BatchLedger(str(tmp_path))
     assert ledger.last_batch() is None
     first = ledger.begin_batch({"vps": {"a": 5}})
-    second = BatchLedger(str(tmp_path)).begin_batch({"vps": {"a": 9}})
+    second = BatchLedger(str(tmp_path)).begin_batch({"vps": {"a": 9}}, last=first)
     assert first == PipelineBatch(1, {}, {"vps": {"a": 5}}, layout=2)
     assert second == PipelineBatch(2, {"vps": {"a": 5}}, {"vps": {"a": 9}}, layout=2)
     assert ledger.last_batch() == second
@@ -54,9 +54,9 @@ def test_a_job_that_is_killed_holds_nothing(tmp_path: Path) -> None:
 def test_tables_keep_the_objectives_they_were_begun_with(tmp_path: Path) -> None:
     ledger, strict = BatchLedger(str(tmp_path)), Objectives(sla=60)
     assert (ledger.agreed_objectives(), ledger.agreed_objectives(strict)) == (Objectives(), strict)
-    ledger.begin_batch({"vps": {"a": 5}}, strict)
+    first = ledger.begin_batch({"vps": {"a": 5}}, strict)
     assert BatchLedger(str(tmp_path)).agreed_objectives() == strict
-    assert ledger.begin_batch({"vps": {"a": 9}}).objectives == strict
+    assert ledger.begin_batch({"vps": {"a": 9}}, last=first).objectives == strict
     with pytest.raises(PipelineError, match=r"other objectives \(sla\)"):
         ledger.agreed_objectives(Objectives())
 

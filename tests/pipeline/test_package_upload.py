@@ -11,7 +11,9 @@ def test_a_worker_imports_the_package_from_the_file(tmp_path: Path) -> None:
     shipped = zip_package(tmp_path / "gatepost.zip")
     code = (
         f"import sys; sys.path.insert(0, {str(shipped)!r});"
-        " import gatepost.pipeline.archive_reader as r"
+        " import gatepost.pipeline.archive_reader as r;"
+        " import gatepost.pipeline.file_check;"
+        " from gatepost.pipeline.jobs import deliveries, findings, hourly_tables"
     )
     said = subprocess.run(
         [sys.executable, "-I", "-c", f"{code}; print(r.__file__, 'nacl' in sys.modules)"],

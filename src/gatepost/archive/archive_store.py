@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
+from gatepost.archive.storage_uri import open_filesystem
 from gatepost.errors import ConfigError, StorageFailed
 from gatepost.files import sync_folder, write_file_atomically
 
@@ -24,9 +25,7 @@ class ArchiveStore:
     def open(cls, uri: str) -> "ArchiveStore":
         """Open the archive at a local path, or at a URI such as `s3://bucket/folder`."""
         try:
-            if "://" in uri:
-                return cls(*fs.FileSystem.from_uri(uri))
-            return cls(fs.LocalFileSystem(), str(Path(uri).expanduser().absolute()))
+            return cls(*open_filesystem(uri))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ConfigError(
                 f"no archive can be kept at {uri!r}: {error};"

@@ -17,29 +17,14 @@ from gatepost.archive.room_facts import RoomFacts
 from gatepost.pipeline.archive_reader import ArchiveReader, NodeListing
 from gatepost.pipeline.audit import trust
 from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
-from gatepost.pipeline.jobs.shares import pack_shares
-from gatepost.pipeline.read_plan import LaneKey, SegmentFile
-from gatepost.pipeline.transport import RESULT_PART, PartBlock, Transport
+from gatepost.pipeline.file_check import check_files
+from gatepost.pipeline.read_plan import LaneKey, SegmentFile, SetAside
+from gatepost.pipeline.transport import Transport
 
 # The facts of this many gateways tell who belongs to the room; an audit reads all of them.
 _FACTS_READ: Final = 64
-_CHECKED_ROWS: Final = 1_000_000
 _CLOCK_SLACK_MS: Final = 5 * 60_000
 _DAY_MS: Final = 24 * 3_600_000
-
-
-class SetAside(Struct, frozen=True, rename="camel"):
-    """A node, or a range of its events, that is not taken in, and why.
-
-    `at` is the time of the latest event that was set aside, by the node's clock.
-    """
-
-    node: str
-    reason: str
-    at: int
-    incarnation: str | None = None
-    first: int | None = None
-    last: int | None = None
 
 
 class AdmittedArchive(Struct, frozen=True):
@@ -76,7 +61,7 @@ class ArchiveGate:
     ) -> dict[str, str]:
         """Path → reason, of segments whose file is not the listed one or cannot be read."""
         unknown = [each for each in segments if (each.path, each.sha256) not in self._right]
-        found = dict(_check_files(transport, self._reader.uri, unknown))
+        found = dict(check_files(transport, self._reader.uri, unknown))
         self._right.update((each.path, each.sha256) for each in unknown if each.path not in found)
         return found
 
@@ -101,25 +86,6 @@ def _find_objection(listing: NodeListing, judged: KeyTrust) -> str | None:
 
 def _is_known_key(manifest: ArchiveManifest, judged: KeyTrust) -> bool:
     return manifest.public_key in judged.keys.get(manifest.node, (manifest.public_key,))
-
-
-def _check_files(
-    transport: Transport, root: str, segments: Sequence[SegmentFile]
-) -> Iterator[tuple[str, str]]:
-    def check(share: list[SegmentFile]) -> Iterator[PartBlock]:
-        archive = ArchiveReader(root)
-        for segment in share:
-            if (reason := archive.find_fault(segment)) is not None:
-                yield RESULT_PART, f"{segment.path}\n{reason}".encode()
-
-    for found in transport.run(pack_shares(segments, _share_rows(segments, transport)), check):
-        path, _, reason = found.decode().partition("\n")
-        yield path, reason
-
-
-def _share_rows(segments: Sequence[SegmentFile], transport: Transport) -> int:
-    rows = sum(each.rows for each in segments)
-    return max(1, min(_CHECKED_ROWS, -(-rows // transport.slots)))
 
 
 def describe_holes(

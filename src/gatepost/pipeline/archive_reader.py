@@ -18,6 +18,7 @@ from pyarrow import fs
 
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.schema import EVENT_SCHEMA
+from gatepost.archive.storage_uri import normalize_uri
 from gatepost.errors import ArchiveError
 from gatepost.pipeline.read_plan import ROW_GROUP, SegmentFile, Slice
 
@@ -47,8 +48,8 @@ class ArchiveReader:
     def __init__(self, root: str) -> None:
         self._store = store = ArchiveStore.open(root)
         self._filesystem, self._base = store.filesystem, store.root
-        # The root as Spark needs it: absolute, with its scheme if it has one.
-        self.uri = root.rstrip("/") if "://" in root else store.root
+        # The root as executors need it: absolute, with its scheme if it has one.
+        self.uri = normalize_uri(root)
         self._listings: dict[str, tuple[object, NodeListing]] = {}
 
     def list_segments(self) -> list[SegmentFile]:

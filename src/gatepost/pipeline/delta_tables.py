@@ -8,15 +8,21 @@ a crash changes nothing. A crash leaves files that no commit names; `vacuum_tabl
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from urllib.parse import unquote
 
 from msgspec import Struct
 
+from gatepost.archive.storage_uri import is_local_uri, normalize_uri, s3_endpoint
 from gatepost.clock import SystemClock
-from gatepost.errors import PipelineError
-from gatepost.pipeline.parquet import WrittenFile, merge_files, partition_text, write_files
+from gatepost.errors import PipelineError, TablesBusy
+from gatepost.pipeline.parquet import (
+    WrittenFile,
+    merge_files,
+    partition_text,
+    read_whole_file,
+    write_files,
+)
 from gatepost.pipeline.transport import RESULT_PART, PartBlock
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from deltalake import Schema as DeltaSchema
     from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from gatepost.pipeline.transport import Transport
 
@@ -79,8 +86,8 @@ def begin_write(path: str, schema: Mapping[str, Any], **how: Unpack[WriteOptions
     mode, replace = how.get("mode", "append"), how.get("replace")
     if (mode == "replace") != bool(replace):
         raise PipelineError('mode="replace" and the partitions to replace belong together')
-    path, transaction = _absolute_path(path), how.get("transaction")
-    table = _open_table(path)
+    path, transaction = normalize_uri(path), how.get("transaction")
+    table = open_table(path)
     partitions = tuple(table.metadata().partition_columns if table else how.get("partition_by", ()))
     writing = TableWrite(path, table, _delta_schema(schema), mode, partitions, replace, transaction)
     if not writing.earlier_commit:
@@ -90,7 +97,7 @@ def begin_write(path: str, schema: Mapping[str, Any], **how: Unpack[WriteOptions
 
 def read_table(spark: "SparkSession", path: str, *, version: int | None = None) -> "DataFrame":
     """The table at its current version, or at an older `version`."""
-    path = _absolute_path(path)
+    path = normalize_uri(path)
     table = require_table(path, version)
     return _read_files(spark, path, table, table.file_uris())
 
@@ -124,7 +131,7 @@ def _stored_files(path: str, value: str) -> list[StoredFile]:
     """All files, each with one of its values in the log."""
     import pyarrow as pa
 
-    path = _absolute_path(path)
+    path = normalize_uri(path)
     listed = pa.table(require_table(path).get_add_actions(flatten=True))
     if not listed.num_rows:
         return []
@@ -162,14 +169,14 @@ def _taken_batch(path: str, app_id: str, version: int) -> int | None:
 
 
 def table_exists(path: str) -> bool:
-    return _open_table(path) is not None
+    return open_table(path) is not None
 
 
 def compact_table(
     transport: "Transport", path: str, *, target: int = 128 * _MIB, at_least: int = 4
 ) -> int:
     """Merge the small files of each partition that has several; returns how many fewer remain."""
-    path = _absolute_path(path)
+    path = normalize_uri(path)
     table = require_table(path)
     merged = [group for group in _small_files(table, target) if len(group) >= at_least]
     return sum(_merge_files(transport, path, group, target) for group in merged)
@@ -200,41 +207,44 @@ class TableWrite(Struct, frozen=True):
 
     def commit(self, files: Sequence[WrittenFile]) -> CommitResult:
         """Make these files visible, unless the transaction was committed before."""
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import DeltaError
 
         if done := self.earlier_commit:
             return done
         _check_partitions(files, self.replace)
         try:
             version = _create_table(self, files) if self.table is None else _add_files(self, files)
-        except CommitFailedError as error:
+        except DeltaError as error:
             # Another attempt at the same batch may have committed first; that is a success too.
-            if done := _find_commit(_open_table(self.path), self.transaction):
+            if done := _find_commit(open_table(self.path), self.transaction):
                 return done
-            raise PipelineError(f"{self.path} was changed by another writer: {error}") from None
+            raise TablesBusy(f"{self.path} was changed by another writer: {error}") from None
         return CommitResult(version, len(files), sum(file.rows for file in files))
 
 
-def _open_table(path: str, version: int | None = None) -> "DeltaTable | None":
+def open_table(path: str, version: int | None = None) -> "DeltaTable | None":
+    """Open a table; None if there is none."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
+    uri = normalize_uri(path)
     try:
-        return DeltaTable(path, version=version)
+        return DeltaTable(uri, version=version, storage_options=_storage_options(uri))
     except TableNotFoundError:
         return None
 
 
+def _storage_options(uri: str) -> dict[str, str] | None:
+    """Options of `deltalake`, which takes all others from the environment."""
+    endpoint = s3_endpoint() if uri.startswith("s3://") else None
+    return {"AWS_ALLOW_HTTP": "true"} if (endpoint or "").startswith("http://") else None
+
+
 def require_table(path: str, version: int | None = None) -> "DeltaTable":
-    table = _open_table(path, version)
+    table = open_table(path, version)
     if table is None:
         raise PipelineError(f"there is no table at {path}")
     return table
-
-
-def _absolute_path(path: str) -> str:
-    """The absolute path: executors may run in another folder than the driver."""
-    return path if "://" in path else str(Path(path).expanduser().absolute())
 
 
 def _find_commit(
@@ -307,6 +317,7 @@ def _create_table(writing: TableWrite, files: Sequence[WrittenFile]) -> int:
         _add_actions(files),
         mode="error",
         partition_by=list(writing.partitions),
+        storage_options=_storage_options(writing.path),
         configuration={"delta.dataSkippingStatsColumns": ",".join(_measured_columns(writing))},
         commit_properties=_commit_properties(writing.transaction),
     )
@@ -396,8 +407,25 @@ def _read_files(
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     if not files:
         return spark.createDataFrame([], schema)
+    if not is_local_uri(path):
+        return _read_remote_files(spark, table, files, schema)
     frame = spark.read.schema(schema).option("basePath", path).parquet(*files)
     return frame.select(*schema.names)
+
+
+def _read_remote_files(
+    spark: "SparkSession", table: "DeltaTable", files: Sequence[str], schema: "StructType"
+) -> "DataFrame":
+    """Read files of a bucket with pyarrow: this Spark may have no connector for it."""
+    partitions = list(table.metadata().partition_columns)
+    names, uris = schema.names, list(files)
+
+    def read(numbers: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from read_whole_file(uris[number], names, partitions)
+
+    return spark.range(0, len(uris), 1, len(uris)).mapInArrow(read, schema)
 
 
 def _small_files(table: "DeltaTable", target: int) -> list[list[dict[str, Any]]]:

@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Self
 
@@ -17,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 from pyarrow import fs
+
+from gatepost.archive.storage_uri import normalize_uri, open_filesystem
 
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL_CHARACTERS = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
@@ -160,6 +163,28 @@ def read_file(uri: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> 
         return file.read(columns=list(columns), use_threads=False)
 
 
+def read_whole_file(
+    uri: str, names: Sequence[str], partitions: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file with these columns; those of the partition come from its path."""
+    filesystem, path = resolve_filesystem(uri)
+    folders = dict(part.split("=", 1) for part in path.split("/") if "=" in part)
+    with pq.ParquetFile(path, filesystem=filesystem) as file:
+        present = set(file.schema_arrow.names)
+        for batch in file.iter_batches(_GROUP_ROWS, use_threads=False):
+            arrays = []
+            for name in names:
+                if name in partitions:
+                    text = folders[name]
+                    value = None if text == _NULL_FOLDER else int(text)
+                    arrays.append(pa.array([value] * batch.num_rows, pa.int64()))
+                elif name in present:
+                    arrays.append(batch[name])
+                else:
+                    arrays.append(pa.nulls(batch.num_rows))
+            yield pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+
 def merge_files(root: str, paths: Sequence[str], values: dict[str, str | None]) -> WrittenFile:
     """Write the rows of several files of one partition to one file."""
     filesystem, base = resolve_filesystem(root)
@@ -183,12 +208,16 @@ def _pad_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-_LOCAL = fs.LocalFileSystem()
-
-
 def resolve_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a URI or a plain path, and the path in it."""
-    return fs.FileSystem.from_uri(uri) if "://" in uri else (_LOCAL, uri)
+    """The file system of a URI or a plain path, and the path in it; one for each folder."""
+    folder, _, name = normalize_uri(uri).rpartition("/")
+    filesystem, path = _open_folder(folder)
+    return filesystem, f"{path}/{name}"
+
+
+@lru_cache(maxsize=64)
+def _open_folder(folder: str) -> tuple[fs.FileSystem, str]:
+    return open_filesystem(folder)
 
 
 def delta_statistics(metadata: pq.FileMetaData) -> str:

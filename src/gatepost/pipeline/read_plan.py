@@ -46,6 +46,20 @@ class SeqRange(Struct, frozen=True, rename="camel"):
         return LaneKey(self.node, self.incarnation)
 
 
+class SetAside(Struct, frozen=True, rename="camel"):
+    """A node, or a range of its events, that is not taken in, and why.
+
+    `at` is the time of the latest event that was set aside, by the node's clock.
+    """
+
+    node: str
+    reason: str
+    at: int
+    incarnation: str | None = None
+    first: int | None = None
+    last: int | None = None
+
+
 class SegmentFile(Struct, frozen=True):
     """A file that a manifest lists.
 

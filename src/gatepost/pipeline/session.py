@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-_NEEDS = ("pyspark", "pyarrow", "deltalake", "pandas")
+_NEEDS = ("pyspark", "pyarrow", "deltalake", "pandas", "obstore")
 _JVM_OPTIONS_KEY = "spark.driver.extraJavaOptions"
 # Environment variables in which a user may have set options for every JVM.
 _JVM_VARIABLES = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
@@ -150,6 +150,12 @@ def _base_settings(master: str, name: str, scratch: Path, log_level: str) -> dic
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    }
+    # Executors reach buckets with the credentials of the driver; Spark redacts them.
+    settings |= {
+        f"spark.executorEnv.{key}": value
+        for key, value in os.environ.items()
+        if key.startswith("AWS_")
     }
     if is_local(master):
         settings |= {

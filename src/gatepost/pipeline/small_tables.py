@@ -13,13 +13,9 @@ Row = dict[str, Any]
 
 def open_table(tables: str, table: TableSpec) -> "DeltaTable | None":
     """Open the table; None if it was never written."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
+    from gatepost.pipeline.delta_tables import open_table as open_path
 
-    try:
-        return DeltaTable(f"{tables.rstrip('/')}/{table.name}")
-    except TableNotFoundError:
-        return None
+    return open_path(f"{tables.rstrip('/')}/{table.name}")
 
 
 def read_rows(tables: str, table: TableSpec) -> list[Row]:

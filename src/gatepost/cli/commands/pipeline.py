@@ -32,9 +32,9 @@ from gatepost.cli.spark_jobs import (
 )
 
 if TYPE_CHECKING:
-    from gatepost.pipeline.archive_admission import SetAside
     from gatepost.pipeline.jobs.audit import AuditResult
     from gatepost.pipeline.jobs.pipeline import RunSummary
+    from gatepost.pipeline.read_plan import SetAside
     from gatepost.pipeline.report.model import PipelineReport
 
 

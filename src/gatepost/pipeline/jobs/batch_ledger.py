@@ -3,7 +3,9 @@
 A batch is recorded before work on it begins. It is a range of every outbox, so repeating it reads
 the same events, and every table takes each batch once. So after a crash at any moment the next run
 finishes that batch first, and the tables are exact. For tables on a local disk a lock admits one
-process at a time.
+process at a time. In a bucket, the file of a batch is created only if there is none: of two jobs
+that begin the same batch, one ends. Two jobs that finish the same batch do no harm, because every
+table takes it once.
 """
 
 from collections.abc import Iterator
@@ -16,9 +18,9 @@ from msgspec import Struct
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import PipelineError, TablesBusy
 from gatepost.files import hold_file_lock
-from gatepost.pipeline.archive_admission import SetAside
+from gatepost.pipeline.conditional_write import create_in_bucket
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.read_plan import Offsets, SeqRange
+from gatepost.pipeline.read_plan import Offsets, SeqRange, SetAside
 from gatepost.pipeline.small_tables import open_table
 from gatepost.pipeline.tables.schemas import INCIDENTS
 
@@ -45,6 +47,10 @@ class PipelineBatch(Struct, frozen=True, rename="camel"):
     recovered: tuple[SeqRange, ...] = ()
     # All that was set aside when the batch began.
     aside: tuple[SetAside, ...] = ()
+
+
+NO_BATCH = PipelineBatch(0, {}, {})
+"""Stands before the first batch."""
 
 
 class BatchPlan(Struct, frozen=True):
@@ -107,15 +113,22 @@ class BatchLedger:
         return last.objectives
 
     def begin_batch(
-        self, end: Offsets, objectives: Objectives | None = None, plan: BatchPlan | None = None
+        self,
+        end: Offsets,
+        objectives: Objectives | None = None,
+        plan: BatchPlan | None = None,
+        last: PipelineBatch = NO_BATCH,
     ) -> PipelineBatch:
-        """Record the next batch, from the end of the last one up to `end`."""
-        last, agreed = self.last_batch(), self.agreed_objectives(objectives)
-        number, start = (last.number + 1, last.end) if last else (1, {})
+        """Record the batch after `last`, from its end up to `end`.
+
+        The caller has seen that `last` is done. In a bucket, another job may have begun the next
+        one since then; that raises TablesBusy.
+        """
+        agreed = self.agreed_objectives(objectives)
         plan = plan or BatchPlan()
         batch = PipelineBatch(
-            number,
-            start,
+            last.number + 1,
+            last.end,
             end,
             agreed,
             _LAYOUT_VERSION,
@@ -125,5 +138,14 @@ class BatchLedger:
             plan.aside,
         )
         name = f"{_BATCH_FOLDER}/{batch.number:012d}.json"
-        self._store.write_file(name, msgspec.json.encode(batch))
+        self._create_file(name, msgspec.json.encode(batch))
         return batch
+
+    def _create_file(self, name: str, content: bytes) -> None:
+        """Write the file of a batch; on a local disk nobody else does, while the lock is held."""
+        if self._store.is_local:
+            self._store.write_file(name, content)
+        elif not create_in_bucket(self._tables, name, content):
+            raise TablesBusy(
+                f"another job has begun the same batch of the tables in {self._tables}"
+            )

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from msgspec import Struct
 
-from gatepost.pipeline.archive_admission import SetAside
 from gatepost.pipeline.jobs.executors import write_on_executors
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem
+from gatepost.pipeline.read_plan import SetAside
 from gatepost.pipeline.tables import advice, incidents
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
 from gatepost.pipeline.tables.groups import CodedColumns

@@ -10,22 +10,20 @@ from gatepost.pipeline import delta_tables, read_plan
 from gatepost.pipeline.archive_admission import (
     AdmittedArchive,
     ArchiveGate,
-    SetAside,
     agree_on_time,
     describe_holes,
 )
 from gatepost.pipeline.archive_reader import ArchiveReader
 from gatepost.pipeline.jobs import retention
-from gatepost.pipeline.jobs.batch_ledger import BatchLedger, BatchPlan, PipelineBatch
+from gatepost.pipeline.jobs.batch_ledger import NO_BATCH, BatchLedger, BatchPlan, PipelineBatch
 from gatepost.pipeline.jobs.deliveries import NewEvents
 from gatepost.pipeline.jobs.table_update import TableFolder, TableUpdater
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.read_plan import Offsets, SegmentFile, Selection, SeqRange
+from gatepost.pipeline.read_plan import Offsets, SegmentFile, Selection, SeqRange, SetAside
 from gatepost.pipeline.tables.schemas import TABLES
 from gatepost.pipeline.transport import Transport
 
 _ALL_EVENTS = Selection()
-_NO_BATCH = PipelineBatch(0, {}, {})
 _MAX_ROWS = 100_000_000
 
 
@@ -63,27 +61,26 @@ class Pipeline:
         A batch has at most `max_rows` events. Before each batch `is_stopping` is asked.
         """
         with self._ledger.hold_lock():
-            ran = self._finish_last_batch()
-            while not is_stopping() and (batch := self._begin_next_batch(max_rows)) is not None:
+            ran, last = self._finish_last_batch()
+            while not is_stopping():
+                batch = self._begin_next_batch(last, max_rows)
+                if batch is None:
+                    break
                 rows = self._take_batch(batch)
-                ran = RunSummary(ran.batches + 1, ran.events + rows)
-            last = self._ledger.last_batch()
-            return RunSummary(ran.batches, ran.events, last.aside if last else ())
+                ran, last = RunSummary(ran.batches + 1, ran.events + rows), batch
+            return RunSummary(ran.batches, ran.events, last.aside)
 
-    def recover(self) -> RunSummary:
+    def _finish_last_batch(self) -> tuple[RunSummary, PipelineBatch]:
         """Finish the last batch if the process that began it ended before it was done."""
-        with self._ledger.hold_lock():
-            return self._finish_last_batch()
-
-    def _finish_last_batch(self) -> RunSummary:
         last = self._ledger.last_batch()
-        if last is None or self._ledger.is_done(last):
-            return RunSummary(0, 0)
-        return RunSummary(1, self._take_batch(last))
+        if last is None:
+            return RunSummary(0, 0), NO_BATCH
+        if self._ledger.is_done(last):
+            return RunSummary(0, 0), last
+        return RunSummary(1, self._take_batch(last)), last
 
-    def _begin_next_batch(self, max_rows: int) -> PipelineBatch | None:
-        """Record the next batch; None if nothing is new and nothing else was set aside."""
-        last = self._ledger.last_batch() or _NO_BATCH
+    def _begin_next_batch(self, last: PipelineBatch, max_rows: int) -> PipelineBatch | None:
+        """Record the batch after `last`; None if nothing is new and nothing else was set aside."""
         admitted = self._gate.admit_nodes()
         fresh = _segments_to_check(admitted.segments, last)
         bad = self._gate.find_bad_files(self._transport, fresh)
@@ -94,7 +91,9 @@ class Pipeline:
         )
         plan = _plan_batch(admitted, right, bad, last, end)
         is_news = end != last.end or plan.recovered or plan.aside != last.aside
-        return self._ledger.begin_batch(end, self._objectives, plan) if is_news else None
+        if not is_news:
+            return None
+        return self._ledger.begin_batch(end, self._objectives, plan, last)
 
     def _take_batch(self, batch: PipelineBatch) -> int:
         listed = self._gate.admit_nodes().segments

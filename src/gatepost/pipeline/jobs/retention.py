@@ -4,7 +4,7 @@ An event about an hour that was dropped, such as a receipt that comes weeks late
 `deliveries` without its message (state `orphan`), until the next time that hour is dropped.
 """
 
-from gatepost.pipeline.delta_tables import table_exists
+from gatepost.pipeline.delta_tables import require_table, table_exists
 from gatepost.pipeline.jobs.batch_ledger import BatchLedger
 from gatepost.pipeline.jobs.table_update import TableFolder
 from gatepost.pipeline.tables import schemas
@@ -24,13 +24,11 @@ def oldest_kept(tables: str, days: int) -> int | None:
 
 def drop_old_hours(tables: str, before: int) -> dict[str, int]:
     """Drop whole hours that ended before this moment; returns table → number of files removed."""
-    from deltalake import DeltaTable
-
     folder, removed = TableFolder(tables), {}
     for table in schemas.TABLES.values():
         path = folder.table_path(table)
         if table_exists(path) and (condition := _older_than(table, before // HOUR_MS)):
-            removed[table.name] = DeltaTable(path).delete(condition)["num_removed_files"]
+            removed[table.name] = require_table(path).delete(condition)["num_removed_files"]
     return removed
 
 

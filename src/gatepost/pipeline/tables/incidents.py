@@ -20,7 +20,7 @@ from gatepost.pipeline.tables.schemas import INCIDENTS
 from gatepost.pipeline.tables.slo import window_start
 
 if TYPE_CHECKING:
-    from gatepost.pipeline.archive_admission import SetAside
+    from gatepost.pipeline.read_plan import SetAside
 
 MOST_SAMPLES: Final = 5
 

@@ -1,0 +1,32 @@
+"""Checks the files of segments on executors, before a batch begins."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gatepost.pipeline.archive_reader import ArchiveReader
+from gatepost.pipeline.jobs.shares import pack_shares
+from gatepost.pipeline.read_plan import SegmentFile
+from gatepost.pipeline.transport import RESULT_PART, PartBlock, Transport
+
+_CHECKED_ROWS: Final = 1_000_000
+
+
+def check_files(
+    transport: Transport, root: str, segments: Sequence[SegmentFile]
+) -> Iterator[tuple[str, str]]:
+    """(path, reason) of every file that is not the listed one, or cannot be read."""
+
+    def check(share: list[SegmentFile]) -> Iterator[PartBlock]:
+        archive = ArchiveReader(root)
+        for segment in share:
+            if (reason := archive.find_fault(segment)) is not None:
+                yield RESULT_PART, f"{segment.path}\n{reason}".encode()
+
+    for found in transport.run(pack_shares(segments, _share_rows(segments, transport)), check):
+        path, _, reason = found.decode().partition("\n")
+        yield path, reason
+
+
+def _share_rows(segments: Sequence[SegmentFile], transport: Transport) -> int:
+    rows = sum(each.rows for each in segments)
+    return max(1, min(_CHECKED_ROWS, -(-rows // transport.slots)))
