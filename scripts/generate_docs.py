@@ -56,6 +56,7 @@ LAYERS = {
     "mailbox": "lease, ack, nack and dead letters of an agent's mail ([protocol.md](protocol.md))",
     "routing": "the node a message goes to: owner, fallback, or none",
     "delivery": "messages between agents, and the links between gateways ([pipes.md](pipes.md))",
+    "capabilities": "what agents can do for others: contracts, publication, misfires",
     "hub": "tasks and the agents that do them: registry, policy, sessions ([hub.md](hub.md))",
     "gateway": "the process: API, connections to peers, administration, monitoring",
     "client": "the library for authors of agents",

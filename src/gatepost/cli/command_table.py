@@ -37,6 +37,11 @@ COMMANDS = (
     CommandEntry("Tasks", "task logs", "tasks:show_log", "Print the output of a task's session."),
     CommandEntry("Tasks", "task cancel", "tasks:cancel_task", "Cancel a task; its session is ended."),
     CommandEntry("Tasks", "task await", "tasks:await_task", "Wait for the end of a task, and print its result."),
+    CommandEntry("Tasks", "capability publish", "capabilities:publish_capability", "Publish a capability of an agent of this gateway."),
+    CommandEntry("Tasks", "capability unpublish", "capabilities:unpublish_capability", "Withdraw a capability: no task is routed by it from now on."),
+    CommandEntry("Tasks", "capability list", "capabilities:list_capabilities", "List every capability of the room."),
+    CommandEntry("Tasks", "capability health", "capabilities:show_health", "Show how a capability fares: its tasks, its skill at each agent, its reviews."),
+    CommandEntry("Tasks", "capability reviews", "incidents:list_reviews", "List reviews of misfires, newest first."),
     CommandEntry("Tasks", "policy check", "policy:check_policy", "Check the rules of a policy: their syntax, and every name in them."),
     CommandEntry("Tasks", "policy test", "policy:test_policy", "Ask a policy the questions of a file, and compare its answers with the expected ones."),
     CommandEntry("Tasks", "policy explain", "policy:explain_decision", "Say what the policy decides, and which rule decides it."),
@@ -115,6 +120,13 @@ FAMILIES = {
 For example:
 
   gatepost task create code-reviewer "review this change" --wait
+""",
+    "capability": """Publish what agents can do for others, and see how that fares.
+
+For example:
+
+  gatepost capability publish review.json
+  gatepost capability health review
 """,
     "policy": """Check, test and explain the hub's policy: rules in Cedar.
 

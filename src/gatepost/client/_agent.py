@@ -86,8 +86,8 @@ class Agent:
         self._stop_timeout = stop_timeout
         self._handler: Handler | None = None
         self._is_async = False
-        self._tasks: TaskRunner | None = None
         self._threads = ThreadPoolExecutor(concurrency, f"agent-{name}")
+        self._tasks = TaskRunner(self.client, name, None, None, self._threads)
         self._turns = AgentTurns()
         self._workers: set[asyncio.Task[None]] = set()
         self._settler = TurnSettler(self.client, name, self._turns)
@@ -151,7 +151,7 @@ class Agent:
             self._end_requested.set_result(None)
 
     async def __aenter__(self) -> Self:
-        if self._handler is None and self._tasks is None:
+        if self._handler is None and not self._tasks.has_handler:
             raise InvalidRequest(
                 f"agent {self.name} has no handler; use @agent.on_message or @agent.on_task"
             )
@@ -259,6 +259,11 @@ class Agent:
         return await self.client.request(to, payload, timeout=timeout)
 
     @property
+    def skills(self) -> dict[str, Any]:
+        """The delegation skills that were distributed to this agent, by capability."""
+        return self._tasks.skills
+
+    @property
     def blocking(self) -> BlockingCalls:
         """The client's calls in blocking form, for handlers that are plain functions."""
         return BlockingCalls(self.client, self._loop)
@@ -307,7 +312,7 @@ class Agent:
             turn = None if self._stopping else self._turns.start_next(self._loop.time())
 
     async def _take_turn(self, turn: AgentTurn) -> None:
-        if turn.message.kind == EventKind.TASK_CREATE and self._tasks is not None:
+        if turn.message.kind == EventKind.TASK_CREATE:
             await self._take_task(turn, self._tasks)
         else:
             await self._take_message(turn)

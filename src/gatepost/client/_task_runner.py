@@ -29,6 +29,7 @@ TaskHandler = Callable[[AgentTask], Any]
 _HEARTBEAT_SECS = 5.0
 _RETRY_SECS = 1.0
 _MAX_TRIES = 60
+_DISTRIBUTION = "skill_distribution"
 # The task has ended in another way: nothing that is said about it counts any more.
 _HAS_ENDED = (WrongState, UnknownTask, Forbidden, IdempotencyConflict)
 
@@ -38,7 +39,7 @@ class TaskRunner:
         self,
         client: Client,
         agent: str,
-        handler: TaskHandler,
+        handler: TaskHandler | None,
         eta_secs: float | None,
         threads: ThreadPoolExecutor,
     ) -> None:
@@ -48,6 +49,12 @@ class TaskRunner:
         self._eta_secs = eta_secs
         self._threads = threads
         self._is_async = inspect.iscoroutinefunction(handler)
+        # The delegation skills that were distributed to this agent, by capability.
+        self.skills: dict[str, Any] = {}
+
+    @property
+    def has_handler(self) -> bool:
+        return self._handler is not None
 
     async def accept_task(self, message: Message) -> AgentTask | None:
         """Accept the task of a message, and so settle its mail; None if it has ended already."""
@@ -109,7 +116,17 @@ class TaskRunner:
                 log.warning("%s could not be kept alive: %s", task, error.message)
 
     async def _call_handler(self, task: AgentTask) -> Any:
+        if task.task_type == _DISTRIBUTION:
+            return self._install_skill(task.input)
+        if self._handler is None:
+            raise Reject(f"agent {self._agent} takes no tasks")
         if self._is_async:
             return await self._handler(task)
         call = partial(contextvars.copy_context().run, self._handler, task)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _install_skill(self, offered: Any) -> dict[str, Any]:
+        """Remember the delegation skill of a capability, and report its version."""
+        skill = offered["delegation_skill"]
+        self.skills[offered["capability_id"]] = offered
+        return {"status": "installed", "version": skill["version"]}

@@ -11,11 +11,12 @@ from msgspec import Meta, Struct
 
 from gatepost import __version__
 from gatepost.access import auth_messages
+from gatepost.capabilities import publication
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
 from gatepost.gateway.admin import external_agents, feedback, undelivered_api
 from gatepost.gateway.api import http_routes, report_views, room_views, task_views
 from gatepost.gateway.api.route_parameters import AnyRequest
-from gatepost.gateway.hub import hub_api, hub_messages, hub_state
+from gatepost.gateway.hub import capability_service, hub_api, hub_messages, hub_state
 from gatepost.room.records import Fingerprint
 from gatepost.wire import Status
 
@@ -29,7 +30,7 @@ _ID_TYPES: dict[str, Any] = {
 _ID_TYPES |= {"digest": Digest, "payload_ref": Digest}
 _ID_TYPES |= {"node": NodeId, "invite_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
 _ID_TYPES |= {"ref": MsgId, "review_id": report_views.ReviewId, "target": AgentId}
-_ID_TYPES |= {"fingerprint": Fingerprint, "task_id": EventId}
+_ID_TYPES |= {"fingerprint": Fingerprint, "task_id": EventId, "capability": AgentId}
 _ID_TYPES |= {"token_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
 # Rules between fields, which the types cannot express.
 _FIELD_RULES = {
@@ -82,7 +83,7 @@ def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
 
 def _component_schemas() -> dict[str, Any]:
     modules = [room_views, auth_messages, undelivered_api, report_views]
-    modules += [hub_api, hub_messages, hub_state, task_views]
+    modules += [hub_api, hub_messages, hub_state, task_views, capability_service, publication]
     own = [each for module in modules for each in vars(module).values()]
     found = [each for each in (*vars(http_routes).values(), *own) if isinstance(each, type)]
     found += [feedback.NewIncident, feedback.NewReview, feedback.NewEtaAdvice]

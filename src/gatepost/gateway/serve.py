@@ -36,7 +36,8 @@ from gatepost.gateway.archiver import OutboxArchiver
 from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.gateway.core import Core
 from gatepost.gateway.disk_space import wait_for_space
-from gatepost.gateway.hub import hub_api
+from gatepost.gateway.hub import capability_api, hub_api
+from gatepost.gateway.hub.capability_service import CapabilityService
 from gatepost.gateway.hub.hub_api import HubApi
 from gatepost.gateway.hub.hub_auth import HubAuth
 from gatepost.gateway.hub.hub_service import HubService
@@ -58,6 +59,7 @@ log = logging.getLogger(__name__)
 _COMPACT_SECS = 60.0
 _SWEEP_DROP_SECS = 600.0
 _SHARE_SECS = 1.0
+_DISTRIBUTE_SECS = 30.0
 _SAVE_ACTIVITY_SECS = 60.0
 _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -93,6 +95,8 @@ async def serve_until_stopped(settings: Settings) -> None:
         findings = Feedback(peering.publisher)
         routes += feedback.create_routes(findings, FeedbackGuard(access, external))
         hub = HubService(operations)
+        capabilities = CapabilityService(peering.publisher)
+        routes += capability_api.create_routes(capabilities)
         routes.append(hub_api.create_router(HubApi(hub, HubAuth(core, access))))
         alerts = BacklogAlerts(core, settings.alerts)
         archiver = _create_archiver(core, peering)
@@ -116,8 +120,10 @@ async def serve_until_stopped(settings: Settings) -> None:
             peering.running(public_url, _own_tls_pin(settings, public_url)),
             serve_on_socket(app, core.state.hub_socket),
             hub.running(_listener_url(settings, listener)),
+            run_every(_DISTRIBUTE_SECS, capabilities.distribute, "skills were not distributed"),
             _stop_on_signals(server, operations, peering),
         ):
+            await capabilities.load_own()
             _start_listening(listener)
             core.state.write_endpoint(_local_endpoint(core, listener))
             log.info("node %s listens on %s", core.node.id, _listener_url(settings, listener))

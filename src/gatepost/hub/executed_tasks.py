@@ -6,10 +6,13 @@ Here every state of a task is decided; the gateway that requested it hears of it
 import msgspec
 from msgspec import Struct, UnsetType
 
+from gatepost.capabilities.contract import encode_contract, keep_contract
+from gatepost.capabilities.publication import DISTRIBUTION
 from gatepost.delivery.blob_records import find_blob
 from gatepost.delivery.decisions import TaskRequested, TurnEnded
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD
 from gatepost.errors import (
+    ContractMismatch,
     Forbidden,
     GatepostError,
     InvalidRequest,
@@ -22,13 +25,15 @@ from gatepost.events import EventKind, TaskInfo, fingerprint_content, format_eve
 from gatepost.hub import tasks
 from gatepost.hub.agent_definition import AgentDefinition
 from gatepost.hub.policy import PolicyAgent
+from gatepost.hub.skill_distribution import SkillDistribution, read_distribution
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
-from gatepost.hub.task_request import read_request
+from gatepost.hub.task_request import input_of, read_request
 from gatepost.hub.task_states import TaskInput, TaskState
 from gatepost.hub.task_tokens import IssuedTaskToken, issue_task_token
 from gatepost.hub.tasks import (
     CANCELLED,
+    CONTRACT_MISMATCH,
     EXECUTOR_LOST,
     Task,
     TaskPayload,
@@ -66,6 +71,10 @@ class ExecutedTasks:
         """Accept the oldest tasks that wait for a session, each with a token for its session."""
         taken: list[TakenTask] = []
         for task in tasks.oldest_tasks(tx, "session", TaskState.PENDING, capacity):
+            if msgspec.json.decode(task.info, type=TaskInfo).task_type == DISTRIBUTION:
+                request = tasks.load_payload(tx, task.id).request
+                self.install_skill(tx, task, read_distribution(request or b""))
+                continue
             definition = self._parts.registry.agents.get(task.agent)
             if definition is None:
                 self.refuse_task(tx, task, UnknownAgent.code, "its definition was removed")
@@ -113,7 +122,17 @@ class ExecutedTasks:
         return task
 
     def complete_task(self, tx: Tx, id: str, result: TaskPayload) -> Task:
-        """Complete a task, once: a repeat with the same result gives the same answer."""
+        """Complete a task, once: a repeat with the same result gives the same answer.
+
+        A result that does not fit the contract of its capability fails the task instead. A result
+        that is a blob is not read here.
+        """
+        contract = self._parts.find_contract(tx, tasks.load_task(tx, id).info)
+        if contract is not None and result.result is not None:
+            try:
+                contract.check_output(result.result)
+            except ContractMismatch as error:
+                return self.fail_task(tx, id, CONTRACT_MISMATCH, error.message)
         task, is_new = tasks.complete_task(tx, id, result)
         if is_new:
             self._parts.changes.note_end(tx, task)
@@ -237,33 +256,63 @@ class ExecutedTasks:
             created_at=tx.now,
             updated_at=tx.now,
         )
-        error = self._find_reason_against(tx, task, is_described=bool(digest))
+        error: GatepostError | None = None
         if request is None and not digest:
             error = InvalidRequest("the request of this task cannot be read")
+        else:
+            error = self._find_reason_against(tx, task, None if digest else requested.payload)
         mark = fingerprint_content(requested.payload)
         tasks.add_task(tx, task, TaskPayload(None if digest else requested.payload, digest, mark))
         self._parts.changes.note_change(tx, task)
         if error is not None:
             self.refuse_task(tx, task, error.code, error.message)
+        elif envelope.task is not None and envelope.task.task_type == DISTRIBUTION:
+            self._take_distribution(tx, task, requested.payload)
+
+    def _take_distribution(self, tx: Tx, task: Task, request: bytes) -> None:
+        """Keep the contract that comes with a delegation skill.
+
+        The hub itself installs the skills of the agents it runs: a session would not keep them.
+        """
+        offered = read_distribution(request)
+        if offered is not None:
+            keep_contract(tx, encode_contract(offered.contract))
+        if task.executor == "session":
+            self.install_skill(tx, task, offered)
+
+    def install_skill(self, tx: Tx, task: Task, offered: SkillDistribution | None) -> None:
+        if offered is None:
+            self.refuse_task(tx, task, InvalidRequest.code, "this is no skill distribution")
+            return
+        self.accept_task(tx, task.id, None)
+        self.start_task(tx, task.id)
+        result = msgspec.json.encode(
+            {"status": "installed", "version": offered.delegation_skill.version, "at": tx.now}
+        )
+        payload = TaskPayload(result=result, mark=fingerprint_content(result))
+        self.complete_task(tx, task.id, payload)
 
     def _find_reason_against(
-        self, tx: Tx, task: Task, *, is_described: bool
+        self, tx: Tx, task: Task, request: bytes | None
     ) -> GatepostError | None:
         """Why this gateway does not take a task of another one; None if it does.
 
-        A large request is not read here: `is_described` says that there is one.
+        A large request is not read here: it is None, and taken for described.
         """
         requester = PolicyAgent(task.requester, task.requester_node or "", True)
         try:
             self._parts.policy.evaluate_task_assignment(
                 requester,
                 self._parts.describe_agent(tx, task.agent),
-                description="described" if is_described else task.description,
+                description="described" if request is None else task.description,
                 task_type=msgspec.json.decode(task.info, type=TaskInfo).task_type or "",
             ).require_allowed()
+            contract = self._parts.find_contract(tx, task.info)
+            if contract is not None and request is not None:
+                contract.check_input(input_of(request))
             if task.executor == "session":
                 self._parts.require_capacity(tx)
-        except (PolicyDenied, TaskQueueFull) as error:
+        except (PolicyDenied, TaskQueueFull, ContractMismatch) as error:
             return error
         return None
 

@@ -25,7 +25,7 @@ from gatepost.hub import tasks
 from gatepost.hub.policy import PolicyPrincipal
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
-from gatepost.hub.task_request import RequestContent
+from gatepost.hub.task_request import RequestContent, input_of
 from gatepost.hub.task_routing import TaskTarget
 from gatepost.hub.task_states import TaskInput, TaskState
 from gatepost.hub.tasks import CANCELLED, EXECUTOR_LOST, Executor, Task, TaskPayload
@@ -120,6 +120,8 @@ class RequestedTasks:
             description=new.description,
             task_type=new.task_type,
         ).require_allowed()
+        info = msgspec.json.encode(target.info)
+        self._check_input(tx, info, content)
         executor, node = self._find_executor(tx, target.agent)
         if executor == "session":
             self._parts.require_capacity(tx)
@@ -130,7 +132,7 @@ class RequestedTasks:
             executor=executor,
             executor_node=node,
             description=new.description,
-            info=msgspec.json.encode(target.info),
+            info=info,
             created_at=tx.now,
             updated_at=tx.now,
         )
@@ -139,6 +141,12 @@ class RequestedTasks:
         self._send_request(tx, task, new, content, target.info)
         self._parts.changes.note_change(tx, task)
         return tasks.load_task(tx, id)
+
+    def _check_input(self, tx: Tx, info: bytes, content: RequestContent) -> None:
+        """Check an input against its contract before it is sent. Large ones are checked there."""
+        contract = self._parts.find_contract(tx, info)
+        if contract is not None and content.digest is None:
+            contract.check_input(input_of(content.payload))
 
     def _send_request(
         self, tx: Tx, task: Task, new: NewTask, content: RequestContent, info: TaskInfo

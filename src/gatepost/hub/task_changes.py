@@ -1,17 +1,22 @@
 """Changes of tasks that the rest of the gateway hears of, once they are on disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import msgspec
+
+from gatepost.capabilities.contract import Contract, find_contract
+from gatepost.capabilities.misfires import MisfireClass, RoutingMisses, note_misfire
 from gatepost.config.hub_settings import HubSettings
 from gatepost.delivery.assembly import DeliveryCore
 from gatepost.errors import TaskQueueFull
+from gatepost.events import TaskInfo
 from gatepost.hub import tasks
 from gatepost.hub.policy import Policy, PolicyAgent
 from gatepost.hub.registry import AgentRegistry
 from gatepost.hub.task_routing import TaskRouter
 from gatepost.hub.task_states import TaskState
 from gatepost.hub.task_tokens import revoke_task_tokens
-from gatepost.hub.tasks import Task
+from gatepost.hub.tasks import CONTRACT_MISMATCH, Task
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 
@@ -27,9 +32,13 @@ class TaskChanges:
         tx.add_effect(lambda: self._changed.append(task))
 
     def note_end(self, tx: Tx, task: Task) -> None:
-        """A task has ended: so have its tokens."""
+        """A task has ended: so have its tokens. A failure of a capability is to be reviewed."""
         revoke_task_tokens(tx, task.id)
         self.note_change(tx, task)
+        if task.state is TaskState.FAILED and task.requester_node is None:
+            is_mismatch = task.error_code == CONTRACT_MISMATCH
+            failure: MisfireClass = "contract_mismatch" if is_mismatch else "terminal_error"
+            note_misfire(tx, msgspec.json.decode(task.info, type=TaskInfo), failure, task.id)
 
     # -- the commit group
 
@@ -59,6 +68,7 @@ class HubParts:
         self.settings = settings
         self.router = TaskRouter(core.agents, core.routes)
         self.changes = TaskChanges()
+        self.misses = RoutingMisses()
 
     def describe_agent(self, tx: Tx, name: str) -> PolicyAgent:
         """An agent as the policy sees it."""
@@ -67,6 +77,19 @@ class HubParts:
         if definition is None or gateway:
             return PolicyAgent(name, gateway, self.router.is_active(tx, name))
         return PolicyAgent(name, "", True, definition.hardened, definition.capabilities)
+
+    def find_contract(self, tx: Tx, info: bytes) -> Contract | None:
+        """The contract of a task's capability, if it has one and this gateway knows it."""
+        capability = msgspec.json.decode(info, type=TaskInfo).capability_id
+        entry = None if capability is None else self.router.capabilities.get(capability)
+        return None if entry is None or not entry.contract else find_contract(tx, entry.contract)
+
+    def note_routing_miss(self, tx: Tx, capabilities: Iterable[str]) -> None:
+        """A request for published capabilities found no agent."""
+        for id in capabilities:
+            entry = self.router.capabilities.get(id)
+            if entry is not None and self.misses.is_repeated(id, tx.now):
+                note_misfire(tx, entry.public_part, "routing_miss", None)
 
     def require_capacity(self, tx: Tx) -> None:
         """Raise TaskQueueFull if no further task may wait for a session."""

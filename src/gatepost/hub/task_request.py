@@ -47,3 +47,9 @@ def read_request(payload: bytes) -> TaskRequest | None:
         return decode_request(payload)
     except ValueError:
         return None
+
+
+def input_of(payload: bytes) -> bytes:
+    """The input of an encoded request; null if it has none."""
+    found = decode_request(payload).input
+    return b"null" if isinstance(found, UnsetType) else bytes(found)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from msgspec import Struct, UnsetType
+from msgspec.structs import replace
 
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.routes import RouteFinder
@@ -24,6 +25,16 @@ class CapabilityEntry(Struct, frozen=True, kw_only=True):
     is_active: bool
     eligible: tuple[str, ...]
     policy_version: int
+    contract: str = ""
+
+    @property
+    def public_part(self) -> TaskInfo:
+        return TaskInfo(
+            capability_id=self.id,
+            capability_version=self.version,
+            delegation_skill_version=self.delegation_skill_version,
+            executor_skill_version=self.executor_skill_version,
+        )
 
 
 class TaskTarget(Struct, frozen=True):
@@ -89,14 +100,5 @@ class TaskRouter:
 
 
 def _describe_task(new: NewTask, entries: list[CapabilityEntry]) -> TaskInfo:
-    task_type = new.task_type or None
-    if not entries:
-        return TaskInfo(task_type=task_type)
-    first = entries[0]
-    return TaskInfo(
-        capability_id=first.id,
-        capability_version=first.version,
-        delegation_skill_version=first.delegation_skill_version,
-        executor_skill_version=first.executor_skill_version,
-        task_type=task_type,
-    )
+    info = entries[0].public_part if entries else TaskInfo()
+    return replace(info, task_type=new.task_type or None)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gatepost.delivery.blob_records import find_blob
-from gatepost.errors import GatepostError, InvalidRequest
+from gatepost.errors import CapabilityUnavailable, GatepostError, InvalidRequest, NoRoute
 from gatepost.events import fingerprint_content
 from gatepost.events.json_payload import check_json_text
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
@@ -77,6 +77,7 @@ class TaskOperations:
             made = self._core.tasks.requested.create_tasks(tx, new, content)
         except GatepostError as error:
             tx.undo_operation(mark)
+            self._note_miss(tx, new, error)
             return CreatedTask([], error.code, error.message, error.retry_after)
         tx.keep_operation()
         return CreatedTask([view_task(tx, task) for task in made])
@@ -89,7 +90,17 @@ class TaskOperations:
         def create(tx: Tx) -> list[TaskView]:
             return [view_task(tx, task) for task in requested.create_tasks(tx, new, content, by)]
 
-        return await self._core.commit(create)
+        try:
+            return await self._core.commit(create)
+        except (NoRoute, CapabilityUnavailable) as missed:
+            error = missed
+            self._core.submit(lambda tx: self._note_miss(tx, new, error))
+            raise
+
+    def _note_miss(self, tx: Tx, new: NewTask, error: GatepostError) -> None:
+        is_miss = isinstance(error, NoRoute | CapabilityUnavailable)
+        if is_miss and not isinstance(new.required_capabilities, UnsetType):
+            self._core.tasks.parts.note_routing_miss(tx, new.required_capabilities)
 
     def encode_inline(self, new: NewTask) -> RequestContent | None:
         """The request of a task, unless that has to be a blob."""

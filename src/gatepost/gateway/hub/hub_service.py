@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
+from gatepost.capabilities.misfires import note_late_tasks
 from gatepost.gateway.api.folder_watch import MODIFICATIONS, watch_folder
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.hub.hub_files import PolicyFile, RegistryFolder, follow_folder
@@ -96,8 +97,14 @@ class HubService:
     async def _sweep(self) -> None:
         await self.core.commit(self.core.tasks.requested.end_lost_tasks)
         await self.core.commit(self.core.tasks.executed.end_silent_tasks)
+        await self.core.commit(self._note_late_tasks)
         keep = int(self.core.settings.hub.keep_tasks_secs * 1000)
         await self.core.commit(lambda tx: tasks.prune_tasks(tx, tx.now - keep, _PRUNE_BATCH))
+
+    def _note_late_tasks(self, tx: Tx) -> None:
+        for id in note_late_tasks(tx):
+            detail = "it has not ended at its ETA"
+            self.core.delivery.incidents.raise_(tx, "eta_breach", id, detail)
 
     # -- logs
 

@@ -703,7 +703,8 @@ CREATE TABLE replica_head (
 -- == Tasks and sessions
 
 -- Tasks that this gateway requested or executes. `id` is the event that created the task. The nodes
--- are NULL for this gateway. `info` is the public part of the task's events, in JSON.
+-- are NULL for this gateway. `info` is the public part of the task's events, in JSON. `late_at` is
+-- when its requester's gateway noted that it missed its ETA.
 CREATE TABLE task (
     id             BLOB PRIMARY KEY,
     agent          TEXT NOT NULL,
@@ -723,10 +724,12 @@ CREATE TABLE task (
     accepted_at    INTEGER,
     started_at     INTEGER,
     updated_at     INTEGER NOT NULL,
-    ended_at       INTEGER
+    ended_at       INTEGER,
+    late_at        INTEGER
 ) WITHOUT ROWID;
 CREATE INDEX task_open ON task (executor, state, id) WHERE ended_at IS NULL;
 CREATE INDEX task_agent ON task (agent, id);
+CREATE INDEX task_eta ON task (eta_at) WHERE ended_at IS NULL AND late_at IS NULL;
 CREATE INDEX task_ended ON task (ended_at) WHERE ended_at IS NOT NULL;
 
 CREATE TRIGGER task_ends_once BEFORE UPDATE ON task WHEN OLD.ended_at IS NOT NULL
@@ -753,6 +756,32 @@ CREATE TABLE task_blob (
     source TEXT NOT NULL,
     key    BLOB NOT NULL,
     size   INTEGER NOT NULL,
+    at     INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- Capabilities that this gateway publishes. `document` is the publisher's own, in JSON.
+CREATE TABLE capability (
+    id             TEXT PRIMARY KEY,
+    owner_agent    TEXT NOT NULL,
+    document       BLOB NOT NULL,
+    contract       TEXT NOT NULL,
+    policy_version INTEGER NOT NULL,
+    published_at   INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- The task by which each agent was last asked to install a delegation skill.
+CREATE TABLE capability_install (
+    capability TEXT NOT NULL,
+    agent      TEXT NOT NULL,
+    version    TEXT NOT NULL,
+    task       BLOB NOT NULL,
+    PRIMARY KEY (capability, agent)
+) WITHOUT ROWID;
+
+-- Contracts of capabilities, of this and of other gateways, by their digests.
+CREATE TABLE contract (
+    digest TEXT PRIMARY KEY,
+    body   BLOB NOT NULL,
     at     INTEGER NOT NULL
 ) WITHOUT ROWID;
 

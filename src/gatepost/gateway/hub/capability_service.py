@@ -1,0 +1,283 @@
+"""Capabilities of the room: publishes those of this gateway, and distributes their skills."""
+
+import logging
+from functools import partial
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from gatepost.capabilities.contract import compile_contract, encode_contract
+from gatepost.capabilities.publication import (
+    DISTRIBUTION,
+    NewCapability,
+    PublishedCapability,
+    SkillInstall,
+    catalog_record,
+    check_publication,
+    find_publication,
+    index_record,
+    keep_publication,
+    list_installs,
+    list_publications,
+    missing_installs,
+    note_install_task,
+    remove_publication,
+)
+from gatepost.errors import GatepostError, UnknownCapability
+from gatepost.events import fingerprint_content, parse_event_id
+from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.hub.policy import Operator
+from gatepost.hub.skill_distribution import describe_distribution
+from gatepost.hub.task_request import RequestContent, encode_request
+from gatepost.hub.task_routing import CapabilityEntry
+from gatepost.journal import Tx
+from gatepost.journal.audit import record_audit_entry
+from gatepost.room import RoomChange, RoomRecord, claim_key
+from gatepost.room.records import MAX_EPOCH, CapabilityRecord, EligibilityRecord, SkillRef
+from gatepost.task_wire import NewTask
+
+log = logging.getLogger(__name__)
+
+CapabilityRecords = tuple[CapabilityRecord, EligibilityRecord | None]
+
+_MAPS = ("capabilities.catalog", "capabilities.index")
+_COUNT_TASKS = """
+SELECT state, count(*) FROM task
+WHERE CAST(info AS TEXT) ->> '$.capabilityId' = ? AND requester_node IS NULL GROUP BY state
+"""
+_COUNT_REVIEWS = "SELECT count(*) FROM review WHERE capability_id = ? AND status = 'open'"
+
+
+class CapabilityView(Struct, omit_defaults=True):
+    """A capability of the room. `published_here`: this gateway publishes it."""
+
+    capability_id: str
+    name: str
+    version: str
+    owner_agent_id: str
+    delegation_skill: str
+    executor_skill: str
+    default_eta_seconds: int
+    contract: str
+    status: str
+    eligible_agent_ids: tuple[str, ...] = ()
+    policy_version: int = 0
+    published_here: bool = False
+
+
+class InstallView(Struct, omit_defaults=True):
+    agent: str
+    version: str
+    status: str
+    at: int | None = None
+    error: str | None = None
+
+
+class CapabilityHealth(Struct):
+    """How a capability fares: tasks requested here by state, skill installs, open reviews."""
+
+    capability: CapabilityView
+    tasks: dict[str, int]
+    installs: list[InstallView]
+    open_reviews: int
+
+
+class CapabilityService:
+    def __init__(self, publisher: RecordPublisher) -> None:
+        self._publisher = publisher
+        self._replica = publisher.replica
+        self._core = publisher.replica.core
+        self._node_id = self._core.node.id
+        self._own: dict[str, PublishedCapability] = {}
+        self._replica.watch_changes(self._note_change)
+
+    # -- the room
+
+    def _note_change(self, change: RoomChange | None) -> None:
+        if change is None or any(signed.map in _MAPS for signed in change.changed):
+            self.refresh()
+
+    async def load_own(self) -> None:
+        """Read the capabilities that this gateway publishes, and let routing know of all."""
+        self._own = {
+            each.document.capability_id: each for each in await self._core.read(list_publications)
+        }
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Let routing know the capabilities of the room as they are now."""
+        ids = self._records_by_id()
+        self._core.tasks.parts.router.capabilities = {
+            id: _routing_entry(id, *records) for id, records in ids.items()
+        }
+
+    def _records_by_id(self) -> dict[str, CapabilityRecords]:
+        """Catalog and index of the room; of this gateway alone while it is in no room."""
+        if self._replica.room is None:
+            return {
+                id: (catalog_record(own, 1), index_record(own, 1)) for id, own in self._own.items()
+            }
+        view = self._replica.room.effective
+        index = view.capability_index
+        return {id: (record, index.get(id)) for id, record in view.capability_catalog.items()}
+
+    # -- publishing
+
+    async def publish(self, new: NewCapability) -> CapabilityView:
+        """Publish a capability once every gate is passed, and distribute its delegation skill."""
+        compile_contract(encode_contract(new.contract))
+        published = await self._core.commit(partial(self._keep, new=new))
+        await self._publish_records(published)
+        await self.load_own()
+        await self.distribute()
+        return self.show(new.capability_id)
+
+    async def unpublish(self, id: str) -> CapabilityView:
+        """Withdraw a capability: from now on no task is routed by it."""
+        shown = self.show(id)
+        await self._core.commit(partial(self._remove, id=id))
+        if self._replica.room is not None:
+            await self._publish_claims(id, None, None)
+        await self.load_own()
+        return shown
+
+    def _keep(self, tx: Tx, new: NewCapability) -> PublishedCapability:
+        is_hosted = self._core.agents.is_registered(tx, new.owner_agent_id)
+        owner = self._core.delivery.routes.remote_owner(new.owner_agent_id)
+        check_publication(new, is_hosted=is_hosted and owner is None)
+        record_audit_entry(tx, "operator", "capability.publish", new.capability_id, new.version)
+        return keep_publication(tx, new)
+
+    def _remove(self, tx: Tx, id: str) -> None:
+        remove_publication(tx, id)
+        record_audit_entry(tx, "operator", "capability.unpublish", id)
+
+    async def _publish_records(self, published: PublishedCapability) -> None:
+        """Put a capability into the room, if this gateway is in one."""
+        if self._replica.room is None:
+            return
+        async with self._publisher.claims_lock:
+            id = published.document.capability_id
+            epoch = self._next_epoch(id)
+            records = (catalog_record(published, epoch), index_record(published, epoch))
+            await self._publish_claims(id, *records)
+
+    async def _publish_claims(
+        self, id: str, catalog: RoomRecord | None, index: RoomRecord | None
+    ) -> None:
+        key = claim_key(id, self._node_id)
+        records = dict(zip(_MAPS, (catalog, index), strict=True))
+        await self._publisher.publish_records(
+            {(map, key): record for map, record in records.items()}
+        )
+
+    def _next_epoch(self, id: str) -> int:
+        known = self._replica.current_room.effective.capability_catalog.get(id)
+        return 1 if known is None else min(known.epoch + 1, MAX_EPOCH)
+
+    # -- distribution
+
+    async def distribute(self) -> None:
+        """Ask every active agent that lacks a delegation skill to install it.
+
+        A gateway that joined a room since then publishes its capabilities there first.
+        """
+        known = self._records_by_id()
+        for published in await self._core.read(list_publications):
+            if published.document.capability_id not in known:
+                await self._publish_records(published)
+            agents = await self._core.read(self._active_agents)
+            missing = await self._core.read(
+                lambda tx, p=published, a=agents: missing_installs(tx, p, a)  # type: ignore[misc]
+            )
+            for agent in missing:
+                await self._ask_to_install(published, agent)
+
+    def _active_agents(self, tx: Tx) -> list[str]:
+        directory = self._core.delivery.routes.directory
+        there = {id for id, home in directory.agents.items() if home.owner is not None}
+        here = {agent.id for agent in self._core.agents.list(tx) if not agent.standby}
+        return sorted(there | here)
+
+    async def _ask_to_install(self, published: PublishedCapability, agent: str) -> None:
+        document = msgspec.json.encode(describe_distribution(published))
+        skill = published.document.delegation_skill
+        new = NewTask(
+            published.document.owner_agent_id,
+            f"install the delegation skill {skill.ref} {skill.version}",
+            [agent],
+            UNSET,
+            Raw(document),
+            task_type=DISTRIBUTION,
+        )
+        payload = encode_request(new)
+        content = RequestContent(fingerprint_content(payload), payload)
+
+        def ask(tx: Tx) -> None:
+            (task,) = self._core.tasks.requested.create_tasks(tx, new, content, Operator())
+            ids = (published.document.capability_id, agent, skill.version)
+            note_install_task(tx, *ids, parse_event_id(task.id))
+
+        try:
+            await self._core.commit(ask)
+        except GatepostError as error:
+            log.warning("%s was not asked to install %s: %s", agent, skill.ref, error.message)
+
+    # -- views
+
+    def list_capabilities(self) -> list[CapabilityView]:
+        return [self.show(id) for id in sorted(self._records_by_id())]
+
+    def show(self, id: str) -> CapabilityView:
+        found = self._records_by_id().get(id)
+        if found is None:
+            raise UnknownCapability(f"no gateway publishes a capability {id!r}")
+        record, index = found
+        return CapabilityView(
+            capability_id=id,
+            name=record.name,
+            version=record.version,
+            owner_agent_id=record.owner_agent_id,
+            delegation_skill=_show_skill(record.delegation_skill_ref),
+            executor_skill=_show_skill(record.executor_skill_ref),
+            default_eta_seconds=record.default_eta_seconds,
+            contract=record.contract_schema_ref,
+            status=record.status,
+            eligible_agent_ids=() if index is None else index.eligible_agent_ids,
+            policy_version=0 if index is None else index.policy_version,
+            published_here=id in self._own,
+        )
+
+    async def describe_health(self, id: str) -> CapabilityHealth:
+        shown = self.show(id)
+
+        def read(tx: Tx) -> tuple[dict[str, int], list[SkillInstall], int]:
+            counts = {str(state): int(count) for state, count in tx.fetch_all(_COUNT_TASKS, (id,))}
+            ((reviews,),) = tx.fetch_all(_COUNT_REVIEWS, (id,))
+            installs = list_installs(tx, id) if find_publication(tx, id) else []
+            return counts, installs, int(reviews)
+
+        counts, installs, reviews = await self._core.read(read)
+        views = [InstallView(*msgspec.structs.astuple(each)) for each in installs]
+        return CapabilityHealth(shown, counts, views, reviews)
+
+
+def _routing_entry(
+    id: str, record: CapabilityRecord, index: EligibilityRecord | None
+) -> CapabilityEntry:
+    return CapabilityEntry(
+        id=id,
+        version=record.version,
+        owner_agent=record.owner_agent_id,
+        delegation_skill_version=record.delegation_skill_ref.version,
+        executor_skill_version=record.executor_skill_ref.version,
+        default_eta_secs=record.default_eta_seconds,
+        is_active=record.status != "disabled" and index is not None,
+        eligible=() if index is None else index.eligible_agent_ids,
+        policy_version=0 if index is None else index.policy_version,
+        contract=record.contract_schema_ref,
+    )
+
+
+def _show_skill(skill: SkillRef) -> str:
+    return f"{skill.ref} {skill.version}"

@@ -1,0 +1,38 @@
+"""The input of a `skill_distribution` task: a delegation skill, and the contract with it."""
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.capabilities.contract import ContractDocument
+from gatepost.capabilities.publication import PublishedCapability
+from gatepost.errors import GatepostError
+from gatepost.events import AgentId
+from gatepost.hub.task_request import input_of
+from gatepost.room.records import SkillRef
+
+
+class SkillDistribution(Struct, kw_only=True):
+    capability_id: AgentId
+    owner_agent_id: AgentId
+    delegation_skill: SkillRef
+    default_eta_seconds: int
+    contract: ContractDocument = ContractDocument()
+
+
+def describe_distribution(published: PublishedCapability) -> SkillDistribution:
+    new = published.document
+    return SkillDistribution(
+        capability_id=new.capability_id,
+        owner_agent_id=new.owner_agent_id,
+        delegation_skill=new.delegation_skill,
+        default_eta_seconds=new.default_eta_seconds,
+        contract=new.contract,
+    )
+
+
+def read_distribution(request: bytes) -> SkillDistribution | None:
+    """What a request distributes; None if it is no distribution."""
+    try:
+        return msgspec.json.decode(input_of(request), type=SkillDistribution)
+    except (msgspec.MsgspecError, GatepostError, ValueError):
+        return None

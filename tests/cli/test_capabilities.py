@@ -1,0 +1,57 @@
+"""`gatepost capability`, on a real gateway."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+
+def describe(tmp_path: Path, owner: str, **fields: Any) -> str:
+    skill = {"ref": "skills/x", "version": "1.0"}
+    document = {
+        "capability_id": "paint", "name": "Painting", "version": "2.0", "owner_agent_id": owner,
+        "delegation_skill": skill, "executor_skill": skill, "default_eta_seconds": 90, **fields,
+    }  # fmt: skip
+    file = tmp_path / "paint.json"
+    file.write_text(json.dumps(document))
+    return str(file)
+
+
+def test_a_capability_is_published_listed_and_withdrawn(
+    cli: Cli, agent: str, tmp_path: Path
+) -> None:
+    said = cli.ok("capability", "publish", describe(tmp_path, agent))
+    assert said == f"paint 2.0 is published for {agent}\n"
+    assert f"paint\t2.0\t{agent}" in cli.ok("capability", "list")
+    shown = cli.ok("capability", "health", "paint")
+    assert shown.startswith(f"paint 2.0 of {agent}, active") and "open reviews: 0" in shown
+    made = cli.json("task", "create", "--capability", "paint", "paint it")
+    assert (made["agent_name"], made["capability_id"]) == (agent, "paint")
+    assert cli.ok("capability", "unpublish", "paint") == "paint is withdrawn\n"
+    assert "paint" not in cli.ok("capability", "list")
+    refused = cli("--json", "task", "create", "--capability", "paint", "paint it")
+    assert refused.error["code"] == "no_route"
+    cli.ok("capability", "reviews")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"owner_agent_id": "nobody"}, "invalid_request"),
+        ({"version": "no version"}, "invalid_request"),
+    ],
+)
+def test_a_gate_that_fails_is_named(
+    cli: Cli, agent: str, tmp_path: Path, fields: dict[str, Any], code: str
+) -> None:
+    result = cli("--json", "capability", "publish", describe(tmp_path, agent, **fields))
+    assert (result.code, result.error["code"]) == (1, code)
+
+
+def test_a_file_that_is_none_is_a_mistake(cli: Cli, tmp_path: Path) -> None:
+    assert cli("capability", "publish", str(tmp_path / "none")).code == 2
+    (tmp_path / "x").write_text("[]")
+    assert cli("capability", "publish", str(tmp_path / "x")).code == 2

@@ -1,0 +1,178 @@
+"""Capabilities end to end: on one gateway, and from one gateway to another."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gatepost.client import Agent, AgentTask, Client
+from gatepost.errors import CapabilityUnavailable, ContractMismatch, NoRoute, TaskFailed
+from gatepost.testing import GatewayProcess
+from tests.gateway.tools import client
+from tests.waiting import async_wait_until, wait_until
+
+pytestmark = pytest.mark.anyio
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def capability(id: str, owner: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "capability_id": id,
+        "name": "Doubling",
+        "version": "1.0",
+        "owner_agent_id": owner,
+        "delegation_skill": {"ref": "skills/ask", "version": "1.1"},
+        "executor_skill": {"ref": "skills/do", "version": "1.2"},
+        "default_eta_seconds": 60,
+        "contract": {"input": NUMBER, "output": {"type": "integer"}},
+        **fields,
+    }
+
+
+def publish(gateway: GatewayProcess, id: str, owner: str, **fields: Any) -> httpx.Response:
+    with client(gateway) as http:
+        return http.put(f"/v1/capabilities/{id}", json=capability(id, owner, **fields))
+
+
+def health(gateway: GatewayProcess, id: str) -> Any:
+    return gateway.get(f"/v1/capabilities/{id}/health")
+
+
+def installs(gateway: GatewayProcess, id: str) -> dict[str, str]:
+    return {each["agent"]: each["status"] for each in health(gateway, id)["installs"]}
+
+
+def reviews(gateway: GatewayProcess, id: str) -> set[str]:
+    found = gateway.get("/v1/reviews")
+    return {each["failure_class"] for each in found if each["capability_id"] == id}
+
+
+def doubling_agent(gateway: GatewayProcess, name: str) -> Agent:
+    agent = Agent(name, state_dir=gateway.state_dir)
+
+    @agent.on_task
+    async def double(task: AgentTask) -> Any:
+        n = task.input["n"]
+        if n < 0:
+            raise ValueError("too small")
+        return "broken" if n == 13 else 2 * n
+
+    return agent
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatewayProcess, ...]]:
+    """Two gateways in one room."""
+    folder = tmp_path_factory.mktemp("pair")
+    ann = GatewayProcess(folder / "ann", node__id="ann", room__profile="development")
+    bob = GatewayProcess(folder / "bob", node__id="bob", room__profile="development")
+    with ann, bob:
+        with client(ann) as http:
+            body = {"tier": "backbone", "node": "bob"}
+            invite = http.post("/v1/room/invites", json=body).raise_for_status().json()
+        with client(bob) as http:
+            body = {"token": invite["token"], "seed": ann.url}
+            http.post("/v1/room/join", json=body, timeout=60).raise_for_status()
+        wait_until(lambda: len(ann.get("/v1/status")["peers"]) == 1, 30)
+        yield ann, bob
+
+
+async def test_a_capability_is_published_distributed_delegated_and_reviewed(
+    pair: tuple[GatewayProcess, ...],
+) -> None:
+    ann, bob = pair
+    worker = doubling_agent(bob, "doubler")
+    asker = Agent("asker", state_dir=ann.state_dir)
+    asker.on_message(lambda message: None)
+    async with worker, asker, Client("al", state_dir=ann.state_dir) as al:
+        assert publish(bob, "double", "doubler").status_code == 200
+        await async_wait_until(lambda: "double" in _published(ann), 30)
+        # The agent behind the other gateway installs the delegation skill by itself.
+        await async_wait_until(lambda: installs(bob, "double").get("asker") == "installed", 60)
+        assert asker.skills["double"]["delegation_skill"]["version"] == "1.1"
+        assert await al.run_task("x", capabilities=["double"], input={"n": 21}, timeout=60) == 42
+        with pytest.raises(ContractMismatch, match="is not of type"):
+            await al.run_task("x", capabilities=["double"], input={"n": "x"})
+        for n, code in ((13, "contract_mismatch"), (-1, "failed")):
+            with pytest.raises(TaskFailed) as caught:
+                await al.run_task("x", capabilities=["double"], input={"n": n}, timeout=60)
+            assert caught.value.failure == code
+        await async_wait_until(
+            lambda: {"contract_mismatch", "terminal_error"} <= reviews(ann, "double"), 30
+        )
+        assert health(ann, "double")["tasks"] == {"completed": 1, "failed": 2}
+        with client(bob) as http:
+            assert http.delete("/v1/capabilities/double").status_code == 200
+        await async_wait_until(lambda: "double" not in _published(ann), 30)
+        with pytest.raises(NoRoute):
+            await al.run_task("x", capabilities=["double"], input={"n": 1})
+
+
+def _published(gateway: GatewayProcess) -> list[str]:
+    return [each["capability_id"] for each in gateway.get("/v1/capabilities")]
+
+
+async def test_gates_name_what_failed(pair: tuple[GatewayProcess, ...]) -> None:
+    ann, _ = pair
+    nobody = publish(ann, "fly", "nobody")
+    assert nobody.status_code == 400 and "does not live behind" in nobody.json()["message"]
+    async with Client("pilot", state_dir=ann.state_dir) as pilot:
+        await pilot.register("pilot")
+    broken = publish(ann, "fly", "pilot", contract={"input": {"type": "bird"}})
+    assert broken.status_code == 400 and "input schema" in broken.json()["message"]
+    assert "fly" not in _published(ann)
+    with client(ann) as http:
+        assert http.delete("/v1/capabilities/fly").json()["code"] == "unknown_capability"
+
+
+async def test_late_tasks_and_repeated_misses_are_reviewed(
+    pair: tuple[GatewayProcess, ...],
+) -> None:
+    ann, _ = pair
+    async with Client("al", state_dir=ann.state_dir) as al:
+        await al.register("snail")
+        assert publish(ann, "crawl", "snail", contract={}).status_code == 200
+        agent = Agent("snail", state_dir=ann.state_dir)
+
+        @agent.on_task(eta_secs=0.0)
+        async def crawl(task: AgentTask) -> None:
+            await asyncio.sleep(1000)
+
+        async with agent:
+            task = await al.create_task("x", capabilities=["crawl"])
+            await async_wait_until(lambda: "eta_breach" in reviews(ann, "crawl"), 60)
+            await al.cancel_task(task.id)
+            await al.await_task(task.id)
+        with client(ann) as http:
+            http.delete("/v1/agents/snail").raise_for_status()
+        await async_wait_until(lambda: _is_unavailable(al, "crawl"), 30)
+        for _ in range(3):
+            with pytest.raises((CapabilityUnavailable, NoRoute)):
+                await al.create_task("x", capabilities=["crawl"])
+        await async_wait_until(lambda: "routing_miss" in reviews(ann, "crawl"), 30)
+
+
+async def _is_unavailable(al: Client, capability: str) -> bool:
+    try:
+        await al.create_task("x", capabilities=[capability])
+    except (CapabilityUnavailable, NoRoute):
+        return True
+    return False
+
+
+def test_a_published_capability_survives_a_restart(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path / "g")
+    with gateway:
+        with client(gateway) as http:
+            http.put("/v1/agents/bo").raise_for_status()
+        assert publish(gateway, "keep", "bo").status_code == 200
+        gateway.restart()
+        assert _published(gateway) == ["keep"]
+        with client(gateway) as http:
+            body = {"description": "x", "required_capabilities": ["keep"], "input": {"n": 1}}
+            answer = http.post("/api/hub/tasks", json=body)
+        assert answer.json()["tasks"][0]["agent_name"] == "bo"
