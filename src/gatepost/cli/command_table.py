@@ -41,7 +41,7 @@ COMMANDS = (
     CommandEntry("Tasks", "capability unpublish", "capabilities:unpublish_capability", "Withdraw a capability: no task is routed by it from now on."),
     CommandEntry("Tasks", "capability list", "capabilities:list_capabilities", "List every capability of the room."),
     CommandEntry("Tasks", "capability health", "capabilities:show_health", "Show how a capability fares: its tasks, its skill at each agent, its reviews."),
-    CommandEntry("Tasks", "capability reviews", "incidents:list_reviews", "List reviews of misfires, newest first."),
+    CommandEntry("Tasks", "capability reviews", "capabilities:list_capability_reviews", "List reviews of capabilities that misfired, newest first."),
     CommandEntry("Tasks", "policy check", "policy:check_policy", "Check the rules of a policy: their syntax, and every name in them."),
     CommandEntry("Tasks", "policy test", "policy:test_policy", "Ask a policy the questions of a file, and compare its answers with the expected ones."),
     CommandEntry("Tasks", "policy explain", "policy:explain_decision", "Say what the policy decides, and which rule decides it."),

@@ -11,12 +11,13 @@ from msgspec import Meta, Struct
 
 from gatepost import __version__
 from gatepost.access import auth_messages
-from gatepost.capabilities import publication
+from gatepost.capabilities.publication import NewCapability
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
 from gatepost.gateway.admin import external_agents, feedback, undelivered_api
 from gatepost.gateway.api import http_routes, report_views, room_views, task_views
 from gatepost.gateway.api.route_parameters import AnyRequest
-from gatepost.gateway.hub import capability_service, hub_api, hub_messages, hub_state
+from gatepost.gateway.hub import hub_api, hub_messages, hub_state
+from gatepost.gateway.hub.capability_service import CapabilityHealth, CapabilityView
 from gatepost.room.records import Fingerprint
 from gatepost.wire import Status
 
@@ -83,9 +84,10 @@ def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
 
 def _component_schemas() -> dict[str, Any]:
     modules = [room_views, auth_messages, undelivered_api, report_views]
-    modules += [hub_api, hub_messages, hub_state, task_views, capability_service, publication]
+    modules += [hub_api, hub_messages, hub_state, task_views]
     own = [each for module in modules for each in vars(module).values()]
     found = [each for each in (*vars(http_routes).values(), *own) if isinstance(each, type)]
+    found += [CapabilityView, CapabilityHealth, NewCapability]
     found += [feedback.NewIncident, feedback.NewReview, feedback.NewEtaAdvice]
     structs = {each for each in found if issubclass(each, Struct) and each is not Struct}
     _, schemas = msgspec.json.schema_components(

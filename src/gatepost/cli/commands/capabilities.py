@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Raw, Struct
 
 from gatepost.cli import output
+from gatepost.cli.commands.incidents import LimitOption, list_reviews
 from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
 from gatepost.cli.problems import usage_problem
@@ -128,6 +130,29 @@ def _print_list(found: Sequence[CliCapability]) -> None:
         for each in found
     ]
     output.print_table(_COLUMNS, rows)
+
+
+def list_capability_reviews(
+    *,
+    status: Literal["open", "resolved", "dismissed", "all"] = "open",
+    limit: LimitOption = 100,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """List reviews of capabilities that misfired, newest first.
+
+    For example:
+
+      gatepost capability reviews
+      gatepost capability reviews --status all
+
+    Parameters
+    ----------
+    status
+        Only reviews with this status.
+    limit
+        Maximum number of reviews.
+    """
+    list_reviews(status=status, limit=limit, options=options)
 
 
 def show_health(capability: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
