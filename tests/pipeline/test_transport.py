@@ -1,5 +1,8 @@
 """Kernels give the same whoever carries them."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +74,33 @@ def test_the_jobs_say_the_same_with_spark(
         gather_report(transport, tables, clock=clock) for transport in (carried, LocalTransport())
     ]
     assert reports[0] == reports[1]
+
+
+_WATCHED = """
+import json, sys
+from urllib.request import urlopen
+from gatepost.pipeline.jobs.pipeline import update_tables
+from gatepost.pipeline.session import spark_session
+from gatepost.pipeline.transport import SparkTransport
+
+conf = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.sql.shuffle.partitions": "1"}
+with spark_session("local[2]", conf=conf, brief=True) as spark:
+    update_tables(SparkTransport(spark), *sys.argv[1:])
+    api = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
+    found = {name: json.load(urlopen(f"{api}/{name}")) for name in ("sql", "stages")}
+json.dump(found, sys.stdout)
+"""
+
+
+def test_the_interface_of_spark_shows_queries_and_their_input(world: World, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _WATCHED, world.archive, str(tmp_path / "tables")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+    found = json.loads(done.stdout)
+    assert {query["status"] for query in found["sql"]} == {"COMPLETED"}
+    assert len(found["sql"]) >= 4
+    nodes = {node["nodeName"] for query in found["sql"] for node in query["nodes"]}
+    assert {"Range", "MapInArrow"} <= nodes
+    assert sum(stage["inputRecords"] for stage in found["stages"]) > 0
 
 
 def test_an_error_on_an_executor_is_one_sentence(spark: SparkSession) -> None:

@@ -102,6 +102,7 @@ COMMANDS = (
     CommandEntry("Operations", "pipeline feedback", "pipeline_feedback:post_feedback", "Post incidents, reviews and ETA advice to a gateway."),
     CommandEntry("Operations", "pipeline backfill", "pipeline:backfill_tables", "Build all tables from scratch in an empty folder."),
     CommandEntry("Operations", "pipeline compact", "pipeline:compact_tables", "Merge small files of the tables, and delete files that are no longer needed."),
+    CommandEntry("Operations", "pipeline package", "pipeline_setup:package_jobs", "Write the files that spark-submit needs to run the jobs."),
     CommandEntry("Operations", "pipeline prepare", "pipeline_setup:prepare_spark", "Create a JVM class cache, so that later jobs on this machine start faster."),
     CommandEntry("Operations", "pipeline synth", "pipeline_setup:write_synthetic_archive", "Write a synthetic archive for trials, with a file of its true figures."),
     CommandEntry("Operations", "bench mailbox", "bench:bench_mailbox", "Measure durable enqueue, push and ack over the WebSocket, in order and as a work queue."),

@@ -34,6 +34,26 @@ def send_package(spark: "SparkSession") -> None:
         context.addPyFile(str(zip_package(target)))
 
 
+_JOB_NAME = "gatepost_job.py"
+_JOB_PROGRAM = '''"""A command of `gatepost pipeline` as a program for spark-submit."""
+
+import sys
+
+from gatepost.cli import main
+
+sys.argv[1:1] = ["pipeline"]
+main()
+'''
+
+
+def write_package(folder: Path) -> list[Path]:
+    """Write the files for `spark-submit`: the package, and the program that runs a command."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / _JOB_NAME
+    program.write_text(_JOB_PROGRAM)
+    return [zip_package(folder / "gatepost.zip"), program]
+
+
 def is_connect(spark: "SparkSession") -> bool:
     """Whether the session is at a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")

@@ -107,9 +107,9 @@ def _run_jobs(
     archive, tables = places.archive_uri(), places.tables_folder()
 
     def count_rows() -> int:
-        from gatepost.pipeline.jobs.pipeline import count_new_events
+        from gatepost.pipeline.jobs.pipeline import estimate_rows
 
-        return archived_rows(archive) if audit else count_new_events(archive, tables)
+        return archived_rows(archive) if audit else estimate_rows(archive, tables)
 
     with open_runner(places, options, "reading the archive", count_rows) as runner:
         result = _call_jobs(runner, places, job, audit=audit, page=page)

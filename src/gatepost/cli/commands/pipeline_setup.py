@@ -1,5 +1,6 @@
 """`gatepost pipeline prepare` and `synth`: faster starts of Spark, and archives for trials."""
 
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from msgspec import Struct
@@ -46,6 +47,27 @@ def prepare_spark(*, options: OutputOptions = DEFAULT_OUTPUT) -> None:
     done = has_class_cache()
     text = "later jobs start faster now" if done else "this Java cannot create a class cache"
     output.print_result(options, PreparedDocument(done), lambda: output.print_line(text))
+
+
+def package_jobs(folder: Path, /, *, options: OutputOptions = DEFAULT_OUTPUT) -> None:
+    """Write the files that spark-submit needs to run the jobs.
+
+    For example:
+
+      gatepost pipeline package /tmp/jobs
+      spark-submit --master yarn --py-files /tmp/jobs/gatepost.zip \\
+        /tmp/jobs/gatepost_job.py run --archive s3://bucket/archive --tables s3://bucket/tables
+
+    Parameters
+    ----------
+    folder
+        The folder for gatepost.zip and gatepost_job.py.
+    """
+    with require_pipeline():
+        from gatepost.pipeline.package_upload import write_package
+
+        files = [str(path) for path in write_package(folder)]
+    output.print_result(options, files, lambda: output.print_line("\n".join(files)))
 
 
 def write_synthetic_archive(

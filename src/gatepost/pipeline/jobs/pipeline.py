@@ -20,11 +20,13 @@ from gatepost.pipeline.jobs.deliveries import NewEvents
 from gatepost.pipeline.jobs.table_update import TableFolder, TableUpdater
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.read_plan import Offsets, SegmentFile, Selection, SeqRange, SetAside
-from gatepost.pipeline.tables.schemas import TABLES
+from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS, TABLES
 from gatepost.pipeline.transport import Transport
 
 _ALL_EVENTS = Selection()
 _MAX_ROWS = 100_000_000
+# Most receipts come within an hour of their message.
+_HOURS_BEFORE = 1
 
 
 class RunSummary(Struct, frozen=True):
@@ -150,19 +152,24 @@ def update_tables(
     return Pipeline(transport, archive, tables, objectives).run()
 
 
-def count_new_events(archive: str, tables: str) -> int:
-    """The number of events that the next run will take in."""
+def estimate_rows(archive: str, tables: str) -> int:
+    """About how many rows the next run reads: new events, and the stored hours they may change.
+
+    A node that comes back after a week has few events, and changes the hours of a week.
+    """
     ledger = BatchLedger(tables)
-    last = ledger.last_batch()
-    if last is None:
-        start: Offsets = {}
-    else:
-        start = last.end if ledger.is_done(last) else last.start
-    segments = [
-        each for listing in ArchiveReader(archive).list_nodes() for each in listing.segments
-    ]
-    lanes = read_plan.pending_lanes(segments, start, _ALL_EVENTS)
-    return sum(lane.rows for lane in lanes.values())
+    last = ledger.last_batch() or NO_BATCH
+    start = last.end if last is NO_BATCH or ledger.is_done(last) else last.start
+    nodes = ArchiveReader(archive).list_nodes()
+    segments = [segment for node in nodes for segment in node.segments]
+    lanes = read_plan.pending_lanes(segments, start, _ALL_EVENTS).values()
+    if not lanes:
+        return 0
+    earliest = min(lane.earliest for lane in lanes) // HOUR_MS
+    path = TableFolder(tables).table_path(DELIVERIES)
+    stored = delta_tables.list_files(path, "hour") if delta_tables.table_exists(path) else []
+    changed = sum(file.rows for file in stored if file.value >= earliest - _HOURS_BEFORE)
+    return changed + sum(lane.rows for lane in lanes)
 
 
 def backfill_tables(
