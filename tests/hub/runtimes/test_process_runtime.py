@@ -180,10 +180,10 @@ def test_a_flood_of_output_is_bounded_and_can_be_stopped(tmp_path: Path) -> None
         await async_wait_until(
             lambda: sessions.runtime.read_log(handle.name, 0, 1).offset > 1_000_000, TIMEOUT
         )
-        parts = [path.stat().st_size for path in (sessions.root / handle.name).glob("log.*")]
-        assert sum(parts) <= 64 * 1024
         await sessions.runtime.stop(handle)
         assert (await sessions.runtime.wait(handle)).reason == "stopped"
+        parts = [path.stat().st_size for path in (sessions.root / handle.name).glob("log.*")]
+        assert sum(parts) <= 64 * 1024
 
     run(body, tmp_path)
 

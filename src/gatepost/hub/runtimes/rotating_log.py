@@ -6,6 +6,7 @@ them while the session writes. Only the standard library: the supervisor of a se
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "log."
@@ -76,18 +77,19 @@ def read_log(folder: Path, offset: int, limit: int) -> tuple[int, bytes]:
     """
     if offset < 0:
         offset = tail_offset(folder, -offset)
-    parts = _list_parts(folder)
     data, begin = b"", None
-    for start, path in parts:
+    for start, path in _list_parts(folder):
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             continue  # It was dropped meanwhile.
+        if begin is not None and start != begin + len(data):
+            break  # One in between was dropped: what follows is read next time.
         skipped = max(0, offset - start)
-        if skipped >= len(content) and begin is None:
+        if begin is None and skipped >= len(content):
             continue
         begin = start + skipped if begin is None else begin
-        data += content[skipped:] if begin == start + skipped else content
+        data += content[skipped:]
         if len(data) >= limit:
             break
     return (offset, b"") if begin is None else (begin, data[:limit])
@@ -100,7 +102,10 @@ def remove_log(folder: Path) -> None:
 
 def tail_offset(folder: Path, length: int) -> int:
     """The offset at which the last `length` bytes begin."""
-    end = max((start + path.stat().st_size for start, path in _list_parts(folder)), default=0)
+    end = 0
+    for start, path in _list_parts(folder):
+        with suppress(FileNotFoundError):
+            end = max(end, start + path.stat().st_size)
     return max(0, end - length)
 
 
