@@ -127,7 +127,10 @@ class ExecutedTasks:
         A result that does not fit the contract of its capability fails the task instead. A result
         that is a blob is not read here.
         """
-        contract = self._parts.find_contract(tx, tasks.load_task(tx, id).info)
+        # Most gateways have no capabilities: look for a contract only where there can be one.
+        contract = None
+        if self._parts.router.capabilities:
+            contract = self._parts.find_contract(tx, tasks.load_task(tx, id).info)
         if contract is not None and result.result is not None:
             try:
                 contract.check_output(result.result)

@@ -140,7 +140,7 @@ class RequestedTasks:
         tasks.add_task(tx, task, TaskPayload(inline, content.digest, content.mark))
         self._send_request(tx, task, new, content, target.info)
         self._parts.changes.note_change(tx, task)
-        return tasks.load_task(tx, id)
+        return task
 
     def _check_input(self, tx: Tx, info: bytes, content: RequestContent) -> None:
         """Check an input against its contract before it is sent. Large ones are checked there."""

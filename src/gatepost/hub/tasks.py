@@ -1,9 +1,11 @@
 """Tasks in the journal. All changes of state go through `change_task`, which the table guards."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from gatepost.errors import IdempotencyConflict, UnknownTask, WrongState
 from gatepost.events import format_event_id, parse_event_id
@@ -48,11 +50,13 @@ _IS_TERMINAL = "state IN ({})".format(", ".join(f"'{state}'" for state in TERMIN
 _PRUNE = f"""
 SELECT id FROM task WHERE ended_at < ? AND {_IS_TERMINAL} ORDER BY ended_at LIMIT ?
 """
+_STATES = {state.value: state for state in TaskState}
+_TARGETS = {input: target_of(input) for input in TaskInput}
 # The moment that an input records, besides `updated_at`.
 _MOMENTS = {TaskInput.ACCEPT: "accepted_at", TaskInput.START: "started_at"}
 
 
-class Task(Struct, kw_only=True):
+class Task(Struct):
     """One task, without its request and result. Times are epoch milliseconds.
 
     `requester_node` and `executor_node` are None for this gateway. `info` is the public part of
@@ -114,8 +118,7 @@ def failure_class_of(code: str) -> str:
 def add_task(tx: Tx, task: Task, payload: TaskPayload) -> None:
     """Record a new task. Its id must be new."""
     id = parse_event_id(task.id)
-    values = [getattr(task, name.strip()) for name in _COLUMNS.split(",")[1:]]
-    tx.execute(_INSERT, (id, *values))
+    tx.execute(_INSERT, (id, *astuple(task)[1:]))
     request = (payload.request, payload.request_ref, payload.request_mark)
     tx.execute(_INSERT_PAYLOAD, (id, *request))
 
@@ -170,16 +173,13 @@ def change_task(tx: Tx, id: str, input: TaskInput, values: Mapping[str, Any] = {
 
     `values` maps columns to their new values.
     """
-    target = target_of(input)
+    target = _TARGETS[input]
     changes = {"state": target.value, "updated_at": tx.now, **values}
     if (moment := _MOMENTS.get(input)) is not None:
         changes.setdefault(moment, tx.now)
     if target in TERMINAL_STATES:
         changes["ended_at"] = tx.now
-    sql = (
-        f"UPDATE task SET {', '.join(f'{name} = ?' for name in changes)}"
-        f" WHERE id = ? AND {guard_of(input)} RETURNING {_COLUMNS}"
-    )
+    sql = _update_sql(input, tuple(changes))
     row = tx.fetch_one(sql, (*changes.values(), parse_event_id(id)))
     if row is None:
         task = load_task(tx, id)
@@ -215,8 +215,16 @@ def prune_tasks(tx: Tx, ended_before: int, limit: int) -> int:
 
 
 def _task_from_row(row: tuple[Any, ...]) -> Task:
-    names = (name.strip() for name in _COLUMNS.split(","))
-    fields = dict(zip(names, row, strict=True))
-    fields["id"] = format_event_id(fields["id"])
-    fields["state"] = TaskState(fields["state"])
-    return Task(**fields)
+    """The columns are the fields of a task, in their order."""
+    id, agent, requester, requester_node, executor, executor_node, state, *rest = row
+    known = (agent, requester, requester_node, executor, executor_node)
+    return Task(format_event_id(id), *known, _STATES[state], *rest)
+
+
+@lru_cache
+def _update_sql(input: TaskInput, columns: tuple[str, ...]) -> str:
+    """The guarded UPDATE of an input that sets these columns."""
+    assignments = ", ".join(f"{name} = ?" for name in columns)
+    return (
+        f"UPDATE task SET {assignments} WHERE id = ? AND {guard_of(input)} RETURNING {_COLUMNS}"
+    )

@@ -1,6 +1,7 @@
 import asyncio
 
 from gatepost.gateway.api.task_watchers import TaskWatchers
+from gatepost.hub.task_states import TaskState
 from gatepost.hub.tasks import Task
 
 
@@ -17,6 +18,20 @@ def test_a_waiting_caller_hears_of_its_task_only() -> None:
         watchers.forget("2", other)
         watchers.task_changed(make_task("2"))
         assert not other.done()
+
+    asyncio.run(body())
+
+
+def test_a_caller_that_waits_for_the_end_does_not_hear_of_progress() -> None:
+    async def body() -> None:
+        watchers = TaskWatchers()
+        end = watchers.end_of("1")
+        watchers.task_changed(make_task("1"))
+        assert not end.done()
+        ended = make_task("1")
+        ended.state = TaskState.FAILED
+        watchers.task_changed(ended)
+        assert end.done()
 
     asyncio.run(body())
 

@@ -196,7 +196,8 @@ class TaskOperations:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_secs
         while True:
-            change = self.watchers.next_change(id)
+            watch = self.watchers.next_change if known else self.watchers.end_of
+            change = watch(id)
             try:
                 view = await self._core.read(lambda tx: self._view(tx, id))
                 left = deadline - loop.time()

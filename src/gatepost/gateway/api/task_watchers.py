@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from gatepost.hub.tasks import Task
+
+WaitersByTask = dict[str, set["asyncio.Future[None]"]]
 
 _MAX_STREAMS = 256
 _STREAM_QUEUE = 1000
@@ -15,12 +16,16 @@ class TaskWatchers:
     """Lives in the event loop. A stream that is too slow is ended rather than buffered for ever."""
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
+        self._for_change: WaitersByTask = {}
+        self._for_end: WaitersByTask = {}
         self._streams: set[asyncio.Queue[Task | None]] = set()
         self.listeners: list[Callable[[Task], None]] = []
 
     def task_changed(self, task: Task) -> None:
-        for future in self._waiting.pop(task.id, ()):
+        woken = self._for_change.pop(task.id, set())
+        if task.has_ended:
+            woken = woken | self._for_end.pop(task.id, set())
+        for future in woken:
             if not future.done():
                 future.set_result(None)
         for stream in list(self._streams):
@@ -32,18 +37,24 @@ class TaskWatchers:
             listener(task)
 
     def next_change(self, id: str) -> "asyncio.Future[None]":
-        """A future that is resolved at the next change of a task. Forget it if it is not awaited.
+        """A future that is resolved at the next change of a task; `forget` it in the end."""
+        return self._add_waiter(self._for_change, id)
 
-        A future that is cancelled is forgotten at the next change.
-        """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[id].add(future)
-        return future
+    def end_of(self, id: str) -> "asyncio.Future[None]":
+        """A future that is resolved when a task ends; `forget` it in the end."""
+        return self._add_waiter(self._for_end, id)
 
     def forget(self, id: str, future: "asyncio.Future[None]") -> None:
-        self._waiting[id].discard(future)
-        if not self._waiting[id]:
-            del self._waiting[id]
+        for waiting in (self._for_change, self._for_end):
+            if id in waiting:
+                waiting[id].discard(future)
+                if not waiting[id]:
+                    del waiting[id]
+
+    def _add_waiter(self, waiting: WaitersByTask, id: str) -> "asyncio.Future[None]":
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.setdefault(id, set()).add(future)
+        return future
 
     @property
     def is_full(self) -> bool:
