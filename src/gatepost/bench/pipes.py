@@ -75,7 +75,7 @@ def bench_pipes(state_dir: Path, options: PipesBenchOptions) -> PipesBenchResult
     with tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as name:
         folder = Path(name)
         with _new_gateway(folder, "here") as here, _new_gateway(folder, "there") as there:
-            _join_gateways(here, there)
+            join_gateways(here, there)
             lifecycles, latency = _measure_lifecycles(here, there, options)
         fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
     return PipesBenchResult(describe_machine(), options, _DURABILITY, lifecycles, latency, fsync)
@@ -85,7 +85,7 @@ def _new_gateway(folder: Path, name: str) -> GatewayProcess:
     return GatewayProcess(folder / name, node__id=name, **QUIET_SETTINGS)
 
 
-def _join_gateways(here: GatewayProcess, there: GatewayProcess) -> None:
+def join_gateways(here: GatewayProcess, there: GatewayProcess) -> None:
     invite = _post(here, "/v1/room/invites", {"tier": "backbone", "node": "there"})
     _post(there, "/v1/room/join", {"seed": here.url, "token": invite["token"]})
 

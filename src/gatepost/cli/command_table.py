@@ -108,6 +108,7 @@ COMMANDS = (
     CommandEntry("Operations", "bench mailbox", "bench:bench_mailbox", "Measure durable enqueue, push and ack over the WebSocket, in order and as a work queue."),
     CommandEntry("Operations", "bench pipes", "bench:bench_pipes", "Measure complete lifecycles between two gateways: sent, accepted, processed, closed."),
     CommandEntry("Operations", "bench hostile", "bench:bench_hostile", "Measure how long agents wait while strangers crowd their gateway."),
+    CommandEntry("Operations", "bench tasks", "bench:bench_tasks", "Measure tasks: in sessions, by a running agent, and between two gateways."),
     CommandEntry("Operations", "bench pipeline", "bench:bench_pipeline", "Measure the pipeline on synthetic archives: a full run, then one percent more."),
     CommandEntry("Shell", "completion", "completion:print_completion", "Print or install a completion script."),
     CommandEntry("Shell", "--install-completion", "completion:install_for_current_shell", "Install completion for the current shell."),

@@ -112,6 +112,51 @@ def bench_pipes(
     output.print_result(options, result, lambda: console.print(measured.render_result(result)))
 
 
+def bench_tasks(
+    *,
+    sessions: PositiveInt = 200,
+    at_once: Annotated[int, Parameter(validator=Number(gte=1, lte=256))] = 8,
+    tasks: PositiveInt = 5000,
+    outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 256,
+    state_dir: Path | None = None,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Measure tasks: in sessions, by a running agent, and between two gateways.
+
+    Sessions are measured beside bare child processes of the same command. Starts two
+    fresh gateways on the disk of the state directory.
+
+    For example:
+
+      gatepost bench tasks
+      gatepost bench tasks --sessions 50 --tasks 1000 --json
+
+    Parameters
+    ----------
+    sessions
+        Number of tasks that get a session.
+    at_once
+        Number of sessions at a time.
+    tasks
+        Number of tasks for an agent that runs by itself.
+    outstanding
+        Number of those that have not ended, at a time.
+    state_dir
+        Directory for the measured gateways; it decides which disk is measured.
+        Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import tasks as measured
+
+    home = _bench_folder(state_dir)
+    output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
+    wanted = measured.TasksBenchOptions(sessions, at_once, tasks, outstanding)
+    result = measured.bench_tasks(home, wanted)
+    console = Console(highlight=False)
+    output.print_result(options, result, lambda: console.print(measured.render_result(result)))
+
+
 def bench_hostile(
     *,
     connections: PositiveInt = 2000,
