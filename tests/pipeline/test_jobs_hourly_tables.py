@@ -12,7 +12,7 @@ from gatepost.pipeline.tables.schemas import PACES
 from tests.pipeline.worlds import World
 
 
-def test_a_large_hour_is_cut_by_who_sent_and_says_the_same(
+def test_a_large_hour_is_cut_by_node_and_window_and_says_the_same(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_AT_ONCE", 700)

@@ -1,27 +1,29 @@
 """Makes the tables that are made of deliveries an hour at a time, on executors.
 
-An executor reads the files of an hour and makes all its tables, so nothing has to be exchanged. An
-hour with very many deliveries is cut by sending node: each row of these tables is about one sender,
-or adds up with the rows of other senders.
+Each file of deliveries is read once. An executor that reads all files of an hour makes all its
+tables, so nothing has to be exchanged. The files of an hour with very many deliveries are read by
+several executors. Tasks, paces and cases are made where a file is read, and traffic is summed up
+there. Service levels need all deliveries of a node in a window, so these come together by node and
+window: one sender with millions of deliveries an hour does not land on one executor.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from gatepost.pipeline.audit.blocks import Ints, decode_block, encode_block
 from gatepost.pipeline.delta_tables import StoredFile
-from gatepost.pipeline.jobs.executors import write_on_executors
 from gatepost.pipeline.jobs.shares import pack_shares
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import WrittenFile, read_file
+from gatepost.pipeline.parquet import WrittenFile, read_file, write_files
 from gatepost.pipeline.tables import cases, slo, tasks
 from gatepost.pipeline.tables.hour_deliveries import HOUR_COLUMNS, HOUR_TEXT_COLUMNS, HourDeliveries
 from gatepost.pipeline.tables.schemas import CASES, PACES, SLO, TASKS, TRAFFIC, TableSpec
-from gatepost.pipeline.transport import Transport
+from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
 
 # About how many deliveries are processed at once, and how many by one executor.
 _AT_ONCE = 1_000_000
@@ -36,15 +38,20 @@ _TABLE_BUILDERS: dict[TableSpec, Callable[[HourDeliveries, Objectives], pa.Table
 }
 HOURLY_TABLES: Final = tuple(_TABLE_BUILDERS)
 
+_FILE, _LEVELS, _SUMS = "file", "levels", "sums"
+
 
 class HourPiece(Struct, frozen=True):
-    """The deliveries of an hour whose sending nodes hash to `part` of `parts`."""
+    """Files of one hour. If other pieces hold the rest of it, its `parts` are exchanged.
+
+    These are numbered from `part` on.
+    """
 
     hour: int
     files: list[str]
     rows: int
-    part: int
-    parts: int
+    part: int = 0
+    parts: int = 0
 
 
 def write_hourly_tables(
@@ -54,44 +61,120 @@ def write_hourly_tables(
     objectives: Objectives,
 ) -> dict[TableSpec, list[WrittenFile]]:
     """Write these tables for the hours of these files of deliveries, each into its folder."""
-    tables = list(folders)
-
-    def make_tables(share: list[HourPiece]) -> Iterator[tuple[TableSpec, pa.Table]]:
-        for piece in share:
-            hour = HourDeliveries(piece.hour, read_piece(piece, HOUR_COLUMNS))
-            for table in tables:
-                yield table, _TABLE_BUILDERS[table](hour, objectives)
-
-    return write_on_executors(transport, plan_shares(transport, deliveries), make_tables, folders)
+    kernel = _HourKernel(dict(folders), objectives)
+    pieces = list(_cut_pieces(deliveries))
+    last = max((piece.part + piece.parts for piece in pieces), default=0)
+    folds = [FoldStep(last, kernel.fold_blocks)] if last else []
+    shares = pack_shares(pieces, _share_rows(transport, deliveries))
+    made: dict[TableSpec, list[WrittenFile]] = {table: [] for table in folders}
+    by_name = {table.name: table for table in folders}
+    for block in transport.run(shares, kernel.read_share, *folds):
+        _, named = decode_block(block)
+        for row in named.to_pylist():
+            made[by_name[row["table"]]].append(WrittenFile.decode(row["file"]))
+    return made
 
 
 def plan_shares(transport: Transport, deliveries: Sequence[StoredFile]) -> list[list[HourPiece]]:
-    """The hours of these files of deliveries in pieces, shared among all executors."""
-    enough = min(_SHARE_ROWS, sum(file.rows for file in deliveries) // transport.slots)
-    return pack_shares(_cut_pieces(deliveries), enough)
+    """The files in shares for work that adds up, whatever the order of deliveries."""
+    pieces = [HourPiece(file.value, [file.uri], file.rows) for file in deliveries]
+    return pack_shares(pieces, _share_rows(transport, deliveries))
+
+
+def _share_rows(transport: Transport, deliveries: Sequence[StoredFile]) -> int:
+    return min(_SHARE_ROWS, sum(file.rows for file in deliveries) // transport.slots)
 
 
 def _cut_pieces(deliveries: Sequence[StoredFile]) -> Iterator[HourPiece]:
+    """One piece for each hour, or for each file of an hour with very many deliveries."""
     by_hour: dict[int, list[StoredFile]] = {}
     for file in deliveries:
         by_hour.setdefault(file.value, []).append(file)
+    next_part = 0
     for hour, files in sorted(by_hour.items()):
         rows = sum(file.rows for file in files)
         parts = -(-rows // _AT_ONCE)
-        for part in range(parts):
-            yield HourPiece(hour, [file.uri for file in files], rows // parts, part, parts)
+        if parts <= 1:
+            yield HourPiece(hour, [file.uri for file in files], rows)
+            continue
+        yield from (HourPiece(hour, [f.uri], f.rows, next_part, parts) for f in files)
+        next_part += parts
 
 
 def read_piece(piece: HourPiece, columns: Sequence[str]) -> pa.Table:
-    """Read these columns of a piece; `node` must be one of them."""
-    tables = (read_file(uri, columns, HOUR_TEXT_COLUMNS) for uri in piece.files)
-    return pa.concat_tables([_filter_part(table, piece) for table in tables])
+    """Read these columns of a piece."""
+    return pa.concat_tables([read_file(uri, columns, HOUR_TEXT_COLUMNS) for uri in piece.files])
 
 
-def _filter_part(deliveries: pa.Table, piece: HourPiece) -> pa.Table:
-    if piece.parts == 1:
-        return deliveries
-    nodes = deliveries["node"].unify_dictionaries().combine_chunks()
-    names = nodes.dictionary.to_pylist()
-    mine = np.array([zlib.crc32(name.encode()) % piece.parts == piece.part for name in names])
-    return deliveries.filter(pa.array(mine[nodes.indices.to_numpy()]))
+class _HourKernel:
+    """Reads pieces of hours, and makes their tables."""
+
+    def __init__(self, folders: dict[TableSpec, str], objectives: Objectives) -> None:
+        self._folders = folders
+        self._objectives = objectives
+
+    def read_share(self, share: list[HourPiece]) -> Iterator[PartBlock]:
+        for piece in share:
+            hour = HourDeliveries(piece.hour, read_piece(piece, HOUR_COLUMNS))
+            if piece.parts:
+                yield from self._read_part_of_hour(piece, hour)
+            else:
+                for table in self._folders:
+                    yield from self._write(table, _TABLE_BUILDERS[table](hour, self._objectives))
+
+    def _read_part_of_hour(self, piece: HourPiece, hour: HourDeliveries) -> Iterator[PartBlock]:
+        for table in self._folders:
+            if table is SLO:
+                yield from self._split_levels(piece, hour)
+            elif table is TRAFFIC:
+                yield piece.part, encode_block(_SUMS, slo.sum_traffic(hour))
+            else:
+                yield from self._write(
+                    table, _TABLE_BUILDERS[table](hour, self._objectives), piece.part
+                )
+
+    def _split_levels(self, piece: HourPiece, hour: HourDeliveries) -> Iterator[PartBlock]:
+        """The deliveries by node and window."""
+        window = slo.slo_window(hour.sent_at, piece.hour, self._objectives)
+        key = _hash_nodes(hour) + window // self._objectives.window_ms
+        rows = hour.deliveries.append_column(
+            "hour", pa.array(np.full(len(hour), piece.hour, np.int64))
+        )
+        for part in range(piece.parts):
+            chosen = rows.filter(pa.array(key % piece.parts == part))
+            if chosen.num_rows:
+                yield piece.part + part, encode_block(_LEVELS, chosen)
+
+    def fold_blocks(self, blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+        """Make service levels and traffic of all blocks of a part; files pass through."""
+        levels: list[pa.Table] = []
+        sums: list[pa.Table] = []
+        for block in blocks:
+            name, table = decode_block(block)
+            if name == _FILE:
+                yield RESULT_PART, block
+            else:
+                (levels if name == _LEVELS else sums).append(table)
+        if levels:
+            rows = pa.concat_tables(levels)
+            hour = HourDeliveries(rows["hour"][0].as_py(), rows)
+            yield from self._write(SLO, slo.compute_slo(hour, self._objectives))
+        if sums:
+            yield from self._write(TRAFFIC, slo.finish_traffic(sums))
+
+    def _write(
+        self, table: TableSpec, rows: pa.Table, part: int = RESULT_PART
+    ) -> Iterator[PartBlock]:
+        by = [table.partition] if table.partition else []
+        for file in write_files(rows.to_batches(), self._folders[table], table.names, by):
+            described = {"table": [table.name], "file": [file.encode()]}
+            yield part, encode_block(_FILE, pa.table(described))
+
+
+def _hash_nodes(hour: HourDeliveries) -> Ints:
+    """A number for each row that depends on its sending node alone."""
+    nodes = hour.table["node"].cast(pa.string()).dictionary_encode().combine_chunks()
+    known: Iterable[str] = nodes.dictionary.to_pylist()
+    hashes = np.array([zlib.crc32(name.encode()) for name in known], np.int64)
+    found: Ints = hashes[nodes.indices.to_numpy()]
+    return found

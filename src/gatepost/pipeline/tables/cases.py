@@ -6,11 +6,10 @@ import pyarrow.compute as pc
 
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.facts import ABSENT, VERSION_COLUMNS, Column
-from gatepost.pipeline.tables.groups import columns_to_table
+from gatepost.pipeline.tables.groups import columns_to_table, decode_dictionaries
 from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
 from gatepost.pipeline.tables.schemas import CASES
 from gatepost.pipeline.tables.slo import window_start
-from gatepost.pipeline.tables.tasks import decode_dictionaries
 
 # A task in one of these states is held to its promise.
 PROMISED_STATES = ("completed", "running", "accepted")

@@ -204,6 +204,14 @@ def earliest_known(one: Column, other: Column) -> Column:
     return np.where(one == ABSENT, other, np.where(other == ABSENT, one, lesser))
 
 
+def decode_dictionaries(table: pa.Table) -> pa.Table:
+    """Turn dictionary-encoded columns into plain texts."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(index, field.name, table[field.name].cast(pa.string()))
+    return table
+
+
 def columns_to_table(columns: Mapping[str, Any], names: Sequence[str]) -> pa.Table:
     """A table of these columns in the order of `names`; ABSENT becomes null."""
     return pa.table({name: _nullable_array(columns[name]) for name in names})

@@ -34,6 +34,7 @@ class HourDeliveries(CodedColumns):
 
     def __init__(self, number: int, deliveries: pa.Table) -> None:
         known = deliveries.filter(deliveries["kind"].is_valid())
+        self.deliveries = known
         # Fields of a task become columns such as `task.eta_at`.
         super().__init__(known.flatten())
         self.hour = number

@@ -5,30 +5,47 @@ laptop that was away for a week changes last week's windows. Percentiles are exa
 enough deliveries in a window to sort them.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.facts import ABSENT, Column
-from gatepost.pipeline.tables.groups import Groups, SortedGroups, columns_to_table, earliest_known
+from gatepost.pipeline.tables.groups import (
+    CodedColumns,
+    Groups,
+    SortedGroups,
+    columns_to_table,
+    decode_dictionaries,
+    earliest_known,
+)
 from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
 from gatepost.pipeline.tables.schemas import HOUR_MS, SLO, TRAFFIC
 
 _PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_TRAFFIC_KEY: Final = ("node", "from_agent", "to_node", "to_agent")
 
 
 def window_start(at: Column, objectives: Objectives) -> Column:
     return at // objectives.window_ms * objectives.window_ms
 
 
+def slo_window(sent_at: Column, hour: int, objectives: Objectives) -> Column:
+    """The window of each delivery of an hour.
+
+    Keep the window inside the hour of the id. They differ only if a clock went back: id times
+    never do.
+    """
+    start, end = hour * HOUR_MS, (hour + 1) * HOUR_MS - objectives.window_ms
+    return np.clip(window_start(sent_at, objectives), start, end)
+
+
 def compute_slo(hour: HourDeliveries, objectives: Objectives) -> pa.Table:
     """Compute service levels by window, kind, node and capability."""
-    start, width = hour.hour * HOUR_MS, objectives.window_ms
-    # Keep the window inside the hour of the id. They differ only if a clock went back: id times
-    # never do.
-    window = np.clip(window_start(hour.sent_at, objectives), start, start + HOUR_MS - width)
+    width = objectives.window_ms
+    window = slo_window(hour.sent_at, hour.hour, objectives)
     texts = {"kind": "kind", "node": "node", "capability_id": "task.capability_id"}
     groups = Groups.group_equal(window, *map(hour.text_codes, texts.values()))
     counts = _count_columns(hour, groups, window + width)
@@ -94,10 +111,14 @@ def _level_columns(hour: HourDeliveries, groups: Groups, objectives: Objectives)
 
 def compute_traffic(hour: HourDeliveries) -> pa.Table:
     """Count deliveries by sender and receiver."""
-    texts = {name: name for name in ("node", "from_agent", "to_node", "to_agent")}
-    groups = Groups.group_equal(*map(hour.text_codes, texts))
+    return finish_traffic([sum_traffic(hour)])
+
+
+def sum_traffic(hour: HourDeliveries) -> pa.Table:
+    """Sums by sender and receiver, of all deliveries of an hour or of some."""
+    groups = Groups.group_equal(*map(hour.text_codes, _TRAFFIC_KEY))
     columns = {
-        **_key_columns(hour, groups, texts),
+        **_key_columns(hour, groups, {name: name for name in _TRAFFIC_KEY}),
         "sent": groups.sizes,
         "bytes": groups.sum_values(hour.number_column("size")),
         "ok": groups.sum_values(
@@ -106,13 +127,38 @@ def compute_traffic(hour: HourDeliveries) -> pa.Table:
         "failed": groups.sum_values(hour.is_any("outcome", "failed")),
         "dead": groups.sum_values(hour.is_dead),
         "open": groups.sum_values(~hour.bool_column("closed")),
-        "accept_ms": _mean_values(groups, hour.accept_ms),
-        "process_ms": _mean_values(groups, hour.process_ms),
+        "accept_sum": groups.sum_values(hour.accept_ms),
+        "accept_count": groups.sum_values(hour.accept_ms != ABSENT),
+        "process_sum": groups.sum_values(hour.process_ms),
+        "process_count": groups.sum_values(hour.process_ms != ABSENT),
         "process_max": groups.max_values(hour.process_ms),
+    }
+    return decode_dictionaries(columns_to_table(columns, list(columns)))
+
+
+def finish_traffic(parts: Sequence[pa.Table]) -> pa.Table:
+    """The rows of `traffic` from the sums of all parts of an hour."""
+    sums = CodedColumns(pa.concat_tables(parts).combine_chunks())
+    keys = [sums.number_column("hour"), *map(sums.text_codes, _TRAFFIC_KEY)]
+    groups = Groups.group_equal(*keys)
+    added = {
+        name: groups.sum_values(sums.number_column(name))
+        for name in sums.table.column_names
+        if name not in ("hour", "process_max", *_TRAFFIC_KEY)
+    }
+    columns = {
+        "hour": groups.first_values(keys[0]),
+        **{
+            name: sums.decode_texts(groups.first_values(key))
+            for name, key in zip(_TRAFFIC_KEY, keys[1:], strict=True)
+        },
+        **added,
+        "accept_ms": _ratio(added["accept_sum"], added["accept_count"]),
+        "process_ms": _ratio(added["process_sum"], added["process_count"]),
+        "process_max": groups.max_values(sums.number_column("process_max")),
     }
     return columns_to_table(columns, TRAFFIC.names)
 
 
-def _mean_values(groups: Groups, values: Column) -> pa.Array:
-    count = groups.sum_values(values != ABSENT)
-    return pa.array(groups.sum_values(values) / np.maximum(count, 1), mask=count == 0)
+def _ratio(total: Column, count: Column) -> pa.Array:
+    return pa.array(total / np.maximum(count, 1), mask=count == 0)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from gatepost.pipeline.tables.facts import ABSENT, TASK_COLUMNS, VERSION_COLUMNS, Column
-from gatepost.pipeline.tables.groups import Groups, columns_to_table
+from gatepost.pipeline.tables.groups import Groups, columns_to_table, decode_dictionaries
 from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
 from gatepost.pipeline.tables.schemas import PACES, TASKS
 from gatepost.pipeline.tables.time_buckets import round_up_times
@@ -30,14 +30,6 @@ def select_tasks(hour: HourDeliveries) -> pa.Table:
     return decode_dictionaries(
         columns_to_table(columns, TASKS.names).filter(pa.array(hour.is_task))
     )
-
-
-def decode_dictionaries(table: pa.Table) -> pa.Table:
-    """Turn dictionary-encoded columns into plain texts."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            table = table.set_column(index, field.name, table[field.name].cast(pa.string()))
-    return table
 
 
 def compute_paces(hour: HourDeliveries) -> pa.Table:
