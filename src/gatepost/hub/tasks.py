@@ -193,12 +193,15 @@ def complete_task(tx: Tx, id: str, result: TaskPayload) -> tuple[Task, bool]:
     `result.mark` is the fingerprint of the plain result. IdempotencyConflict if the task was
     completed with another one.
     """
-    task = load_task(tx, id)
-    if task.state is TaskState.COMPLETED:
+    try:
+        task = change_task(tx, id, TaskInput.COMPLETE, {"progress": 1.0})
+    except WrongState:
+        task = load_task(tx, id)
+        if task.state is not TaskState.COMPLETED:
+            raise
         if load_payload(tx, id).mark != result.mark:
-            raise IdempotencyConflict(f"task {id} was completed with another result")
+            raise IdempotencyConflict(f"task {id} was completed with another result") from None
         return task, False
-    task = change_task(tx, id, TaskInput.COMPLETE, {"progress": 1.0})
     marks = (result.result, result.result_ref, result.mark, parse_event_id(id))
     tx.execute(_SET_RESULT, marks)
     return task, True
@@ -225,6 +228,4 @@ def _task_from_row(row: tuple[Any, ...]) -> Task:
 def _update_sql(input: TaskInput, columns: tuple[str, ...]) -> str:
     """The guarded UPDATE of an input that sets these columns."""
     assignments = ", ".join(f"{name} = ?" for name in columns)
-    return (
-        f"UPDATE task SET {assignments} WHERE id = ? AND {guard_of(input)} RETURNING {_COLUMNS}"
-    )
+    return f"UPDATE task SET {assignments} WHERE id = ? AND {guard_of(input)} RETURNING {_COLUMNS}"

@@ -12,7 +12,7 @@ from gatepost.errors import CapabilityUnavailable, GatepostError, InvalidRequest
 from gatepost.events import fingerprint_content
 from gatepost.events.json_payload import check_json_text
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
-from gatepost.gateway.api.task_views import view_task
+from gatepost.gateway.api.task_views import summarize_task, view_task
 from gatepost.gateway.api.task_watchers import TaskWatchers
 from gatepost.gateway.api.wait_registry import WaitRegistry
 from gatepost.gateway.core import Core
@@ -67,20 +67,35 @@ class TaskOperations:
 
     def _build_create_plan(self, op: TaskCreate, contents: list[RequestContent]) -> TransactionPlan:
         pairs = list(zip(op.tasks, contents, strict=True))
-        return lambda tx: TasksCreated(
-            re=op.id, results=[self._create_one(tx, *pair) for pair in pairs]
-        )
+        return lambda tx: TasksCreated(re=op.id, results=self._create_together(tx, pairs))
+
+    def _create_together(
+        self, tx: Tx, pairs: list[tuple[NewTask, RequestContent]]
+    ) -> list[CreatedTask]:
+        """Create all in one savepoint; if one fails, undo them and create each on its own."""
+        mark = tx.begin_operation()
+        try:
+            created = [self._create(tx, *pair) for pair in pairs]
+        except GatepostError:
+            tx.undo_operation(mark)
+            return [self._create_one(tx, *pair) for pair in pairs]
+        tx.keep_operation()
+        return created
+
+    def _create(self, tx: Tx, new: NewTask, content: RequestContent) -> CreatedTask:
+        made = self._core.tasks.requested.create_tasks(tx, new, content)
+        return CreatedTask([summarize_task(task) for task in made])
 
     def _create_one(self, tx: Tx, new: NewTask, content: RequestContent) -> CreatedTask:
         mark = tx.begin_operation()
         try:
-            made = self._core.tasks.requested.create_tasks(tx, new, content)
+            created = self._create(tx, new, content)
         except GatepostError as error:
             tx.undo_operation(mark)
             self._note_miss(tx, new, error)
             return CreatedTask([], error.code, error.message, error.retry_after)
         tx.keep_operation()
-        return CreatedTask([view_task(tx, task) for task in made])
+        return created
 
     async def create_tasks(self, new: NewTask, by: PolicyPrincipal | None) -> list[TaskView]:
         """Record tasks and send their requests; a large request is stored as a blob first."""
@@ -160,8 +175,21 @@ class TaskOperations:
         return memoryview(report.result).nbytes > self._max_inline_bytes
 
     def _apply_reports(self, tx: Tx, op: TaskReports) -> TasksReported:
+        """Apply all in one savepoint; if one fails, undo them and apply each on its own."""
+        apply_report = self._core.tasks.executed.apply_report
+        mark = tx.begin_operation()
+        try:
+            for report in op.reports:
+                apply_report(tx, report)
+        except GatepostError:
+            tx.undo_operation(mark)
+            return TasksReported(re=op.id, refused=self._apply_each(tx, op.reports))
+        tx.keep_operation()
+        return TasksReported(re=op.id)
+
+    def _apply_each(self, tx: Tx, reports: list[TaskReport]) -> list[RefusedReport]:
         refused = []
-        for index, report in enumerate(op.reports):
+        for index, report in enumerate(reports):
             mark = tx.begin_operation()
             try:
                 self._core.tasks.executed.apply_report(tx, report)
@@ -170,7 +198,7 @@ class TaskOperations:
                 refused.append(RefusedReport(index, error.code, error.message))
             else:
                 tx.keep_operation()
-        return TasksReported(re=op.id, refused=refused)
+        return refused
 
     # -- await and cancel
 
