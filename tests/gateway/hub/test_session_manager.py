@@ -8,26 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from gatepost.hub.runtimes.process_identity import pids_with_variable
 from gatepost.hub.runtimes.process_runtime import SESSION_VARIABLE
+from gatepost.hub.sessions import session_name
 from tests.gateway.hub.hub_client import HubClient
 from tests.waiting import wait_until
 
 
-@pytest.fixture
-def own_hub(tmp_path: Path) -> Iterator[HubClient]:
-    """A gateway that a test may kill, with room for two sessions and two tasks in the queue."""
-    hub = HubClient(tmp_path / "g", hub__max_sessions=2, hub__max_queued=2)
+@pytest.fixture(scope="module")
+def own_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubClient]:
+    """A gateway that tests may kill, with room for two sessions and two tasks in the queue."""
+    hub = HubClient(tmp_path_factory.mktemp("own") / "g", hub__max_sessions=2, hub__max_queued=2)
     with hub.gateway:
         yield hub
 
 
-def handle_of(hub: HubClient) -> dict[str, int]:
-    """How the gateway finds its only session again, once it has noted that."""
-    sql = "SELECT CAST(handle AS TEXT) -> '$.data' FROM session WHERE handle IS NOT NULL"
-    ((data,),) = wait_until(lambda: _query(hub, sql), 30)
+def handle_of(hub: HubClient, id: str) -> dict[str, int]:
+    """How the gateway finds the session of a task again, once it has noted that."""
+    name = session_name(id)
+    sql = f"SELECT CAST(handle AS TEXT) -> '$.data' FROM session WHERE name = '{name}'"
+    ((data,),) = wait_until(lambda: [row for row in _query(hub, sql) if row[0]], 30)
     found: dict[str, int] = json.loads(data)
     return found
 
@@ -37,11 +40,16 @@ def assert_ended_once(hub: HubClient, id: str, *codes: str) -> None:
     task = hub.wait_for_end(id)
     assert task["error_code"] in codes, task
     hub.wait_for_session_end(id)
-    assert _query(hub, "SELECT 1 FROM task_token WHERE revoked_at IS NULL") == []
+    assert live_tokens(hub, id) == []
     name = task["session_name"]
     wait_until(lambda: pids_with_variable(SESSION_VARIABLE, name) == [])
     assert not (hub.state_dir / "sessions" / name / "secrets").exists()
     assert hub.task(id)["state"] == "failed"
+
+
+def live_tokens(hub: HubClient, id: str) -> list[Any]:
+    digits = id.replace("-", "")
+    return _query(hub, f"SELECT 1 FROM task_token WHERE task = x'{digits}' AND revoked_at IS NULL")
 
 
 def _query(hub: HubClient, sql: str) -> list[Any]:
@@ -72,7 +80,7 @@ def test_a_killed_session_fails_its_task(own_hub: HubClient) -> None:
     own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
     id = own_hub.create("victim")
     own_hub.wait_for_log(id, "up")
-    os.kill(handle_of(own_hub)["child"], signal.SIGKILL)
+    os.kill(handle_of(own_hub, id)["child"], signal.SIGKILL)
     assert_ended_once(own_hub, id, "executor_lost")
 
 
@@ -80,7 +88,7 @@ def test_a_killed_supervisor_takes_its_session_with_it(own_hub: HubClient) -> No
     own_hub.define("victim", "sh", "-c", "setsid sleep 1000 & echo up; sleep 1000")
     id = own_hub.create("victim")
     own_hub.wait_for_log(id, "up")
-    os.kill(handle_of(own_hub)["pid"], signal.SIGKILL)
+    os.kill(handle_of(own_hub, id)["pid"], signal.SIGKILL)
     assert_ended_once(own_hub, id, "executor_lost")
 
 
@@ -93,8 +101,8 @@ def test_a_session_goes_on_while_its_gateway_is_killed_and_started_again(
     for id in (ended_meanwhile, goes_on):
         own_hub.wait_for_log(id, "up")
     names = {id: own_hub.task(id)["session_name"] for id in (ended_meanwhile, goes_on)}
-    sql = "SELECT 1 FROM session WHERE handle IS NULL"
-    wait_until(lambda: _query(own_hub, sql) == [], 30)
+    for id in names:
+        handle_of(own_hub, id)
     own_hub.gateway.kill9()
     sessions = own_hub.state_dir / "sessions"
     (sessions / names[ended_meanwhile] / "work" / "go").touch()
@@ -113,7 +121,7 @@ def test_when_gateway_and_session_are_killed_the_task_fails_at_the_restart(
     own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
     id = own_hub.create("victim")
     own_hub.wait_for_log(id, "up")
-    pids = handle_of(own_hub)["pid"], handle_of(own_hub)["child"]
+    pids = handle_of(own_hub, id)["pid"], handle_of(own_hub, id)["child"]
     own_hub.gateway.kill9()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -126,11 +134,13 @@ def test_a_session_whose_start_was_not_noted_is_ended(own_hub: HubClient) -> Non
     own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
     id = own_hub.create("victim")
     own_hub.wait_for_log(id, "up")
-    handle_of(own_hub)
+    handle_of(own_hub, id)
     own_hub.gateway.kill9()
     with apsw.Connection(str(own_hub.state_dir / "journal.db")) as journal:
-        journal.execute("UPDATE session SET handle = NULL, state = 'provisioning'")
-        journal.execute("UPDATE task SET state = 'accepted', started_at = NULL")
+        undo = "UPDATE session SET handle = NULL, state = 'provisioning' WHERE ended_at IS NULL"
+        journal.execute(undo)
+        undo = "UPDATE task SET state = 'accepted', started_at = NULL WHERE ended_at IS NULL"
+        journal.execute(undo)
     own_hub.gateway.start()
     assert_ended_once(own_hub, id, "executor_lost")
 
@@ -139,7 +149,7 @@ def test_a_session_gets_its_secrets_and_nothing_of_the_gateways_environment(
     own_hub: HubClient,
 ) -> None:
     secrets = own_hub.state_dir / "secrets"
-    secrets.mkdir()
+    secrets.mkdir(exist_ok=True)
     (secrets / "key").write_text("abc")
     own_hub.define(
         "curious", "sh", "-c", "cat $GATEPOST_SECRETS/key; echo; env | cut -d= -f1 | sort | xargs",
@@ -153,3 +163,34 @@ def test_a_session_gets_its_secrets_and_nothing_of_the_gateways_environment(
     own_hub.define("forgetful", "true", secrets=["none"])
     task = own_hub.wait_for_end(own_hub.create("forgetful"))
     assert task["error_code"] == "launch_failed" and "secret 'none'" in task["error"]
+
+
+@pytest.mark.full
+def test_many_tasks_leave_no_descriptors_processes_or_memory_behind(tmp_path: Path) -> None:
+    """At most four sessions at a time, and everything is given back."""
+    hub = HubClient(tmp_path / "g", hub__max_sessions=4, hub__max_queued=2000)
+    with hub.gateway, hub.http() as http:
+        hub.define("quick", "sh", "-c", "echo 1 > $GATEPOST_RESULT_FILE")
+        process = psutil.Process(hub.gateway.pid)
+
+        def run_all(number: int) -> int:
+            body = {"description": "x", "agent_name": "quick"}
+            made = [http.post("/api/hub/tasks", json=body).json() for _ in range(number)]
+            most = 0
+            for each in made:
+                task = hub.get(f"tasks/{each['tasks'][0]['id']}", wait_secs=60)
+                assert task["status"] == "completed", task
+                running = hub.get("tasks", status="running")["tasks"]
+                most = max(most, len(running))
+            return most
+
+        run_all(10)
+        wait_until(lambda: _query(hub, "SELECT 1 FROM session WHERE ended_at IS NULL") == [])
+        files, memory = process.num_fds(), process.memory_info().rss
+        assert run_all(1000) <= 4
+        wait_until(lambda: _query(hub, "SELECT 1 FROM session WHERE ended_at IS NULL") == [])
+        assert process.num_fds() <= files + 5
+        assert process.memory_info().rss < memory + 64 * 1024 * 1024
+        assert _query(hub, "SELECT 1 FROM task_token WHERE revoked_at IS NULL") == []
+        # The spawner of sessions is the only child that stays.
+        wait_until(lambda: len(process.children(recursive=True)) <= 1, 30)

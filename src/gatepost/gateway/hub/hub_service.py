@@ -95,6 +95,8 @@ class HubService:
         agents.hub_run = names
 
     async def _sweep(self) -> None:
+        if self.core.agents.hub_run != set(self.core.registry.agents):
+            await self.reload_agents()  # It failed when the folder changed.
         await self.core.commit(self.core.tasks.requested.end_lost_tasks)
         await self.core.commit(self.core.tasks.executed.end_silent_tasks)
         await self.core.commit(self._note_late_tasks)
