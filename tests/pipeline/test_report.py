@@ -158,6 +158,16 @@ def test_every_term_is_explained_once(made: Made) -> None:
         assert html.count(f"<dt>{term}</dt>") == (2 if term == "Processed" else 1)
 
 
+def test_every_chart_has_its_table(made: Made, wide: PipelineReport) -> None:
+    for report in (made.report, wide):
+        html = render_page(report)
+        for id in ("latency", "throughput", "traffic"):
+            section = html[html.index(f'id="{id}"') :]
+            section = section[: section.index("</section>")]
+            assert ("<details><summary>" in section and "As a table" in section) or id == "traffic"
+            assert section.count("<tbody>") > (id == "throughput")
+
+
 def test_without_tables_it_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="gatepost pipeline run"):
         gather_report(LocalTransport(), str(tmp_path))

@@ -326,7 +326,30 @@ def _throughput_section(report: PipelineReport) -> Markup:
         element("tfoot", foot, aria_hidden="true"),
         class_="lanes",
     )
-    return page_section("throughput", "Throughput and dead letters", about, table)
+    numbers = details_block("As a table", _throughput_table(report))
+    return page_section("throughput", "Throughput and dead letters", about, table, numbers)
+
+
+def _throughput_table(report: PipelineReport) -> Markup:
+    """Deliveries by step and node, with dead letters beside them."""
+    names = [
+        format_plural(lane.others, "other node") if lane.others else lane.node
+        for lane in report.lanes
+    ]
+    rows = [
+        (
+            format_step_start(at, report.step),
+            *(_throughput_cell(lane.sent[step], lane.dead[step]) for lane in report.lanes),
+        )
+        for step, at in enumerate(report.starts)
+        if any(lane.sent[step] or lane.dead[step] for lane in report.lanes)
+    ]
+    columns = [*text_columns("From (UTC)"), *number_columns(*names)]
+    return data_table("Deliveries sent over time, by node", columns, rows)
+
+
+def _throughput_cell(sent: int, dead: int) -> Child:
+    return format_count(sent) + (f" ({format_count(dead)} dead)" if dead else "")
 
 
 def _throughput_row(lane: NodeThroughput, most: int, dead: int, step: int) -> Markup:
