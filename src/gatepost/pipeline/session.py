@@ -272,11 +272,12 @@ def _load_libraries(_: int) -> None:
 
 def _prepare_session(spark: "SparkSession") -> None:
     from gatepost.pipeline.archive_source import register_source
-    from gatepost.pipeline.package_upload import send_package
+    from gatepost.pipeline.package_upload import is_connect, send_package
 
     for key, value in _SQL_SETTINGS.items():
         spark.conf.set(key, value)
-    if not is_local(spark.conf.get("spark.master", None) or "local"):
+    # Whatever its master is, a Spark Connect server may be another machine.
+    if is_connect(spark) or not is_local(spark.conf.get("spark.master", None) or "local"):
         send_package(spark)
     register_source(spark)
 
