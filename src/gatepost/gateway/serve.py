@@ -109,6 +109,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         server = _create_server(core, app, access)
         public_url = _public_url(settings, listener)
         await remove_orphan_blobs(core)
+        await hub.prepare()
         run_every = core.background.run_every
         async with (
             _local_transports(operations),

@@ -86,6 +86,31 @@ def test_an_agent_sends_takes_answers_and_waits(host: GatewayProcess) -> None:
     assert refusal(other) == (403, "forbidden"), "whose message it is matters"
 
 
+def test_an_agent_executes_a_task_of_another_and_strangers_see_nothing(
+    host: GatewayProcess,
+) -> None:
+    scopes = ("read", "claim", "update", "complete")
+    worker = External(host, "worker", READ, *(f"ansible.task.{each}" for each in scopes))
+    asker = External(host, "asker", SEND, "ansible.task.read")
+    nosy = External(host, "nosy", SEND, "ansible.task.read")
+    assert worker.invoke("register", agent="worker").is_success
+    new = {"from_agent": "asker", "to_agents": ["worker"], "description": "add", "input": [1, 2]}
+    made = asker.invoke("task_create", tasks=[new]).json()["results"][0]["tasks"][0]
+    (mail,) = worker.invoke("dequeue", mailbox="worker").json()["messages"]
+    assert mail["payload"]["input"] == [1, 2]
+    report = {"task_id": made["id"], "agent": "worker"}
+    accepted = report | {"action": "accept", "receipt": mail["receipt"]}
+    assert worker.invoke("task_report", reports=[accepted]).json() == {"op": "tasks_reported"}
+    completed = report | {"action": "complete", "result": 3}
+    assert worker.invoke("task_report", reports=[completed]).json() == {"op": "tasks_reported"}
+    done = asker.invoke("task_await", task_id=made["id"], wait_secs=5).json()["task"]
+    assert (done["state"], done["result"]) == ("completed", 3)
+    for op in ("task_await", "task_cancel"):
+        assert refusal(nosy.invoke(op, task_id=made["id"])) == (403, "forbidden")
+    forged = new | {"from_agent": "asker"}
+    assert refusal(nosy.invoke("task_create", tasks=[forged])) == (403, "forbidden")
+
+
 def test_the_status_has_its_own_scope(host: GatewayProcess) -> None:
     assert External(host, "eye", STATUS).invoke("status").json()["accepting"] is True
     assert refusal(External(host, "blind", READ).invoke("status")) == (403, "insufficient_scope")

@@ -50,3 +50,12 @@ def test_the_gateway_follows_its_agents_folder(hub: HubClient) -> None:
     file.unlink()
     wait_until(lambda: "comes" not in [agent["name"] for agent in hub.get("agents")["agents"]])
     assert hub.post_task("comes").json()["code"] == "invalid_targets"
+
+
+def test_a_task_that_came_before_its_agent_was_defined_gets_a_session(hub: HubClient) -> None:
+    with hub.http() as http:
+        http.put("/v1/agents/early").raise_for_status()
+    id = hub.create("early")
+    assert hub.task(id)["state"] == "pending"
+    hub.define("early", "sh", "-c", "echo 7 > $GATEPOST_RESULT_FILE")
+    assert hub.wait_for_end(id)["result"] == 7

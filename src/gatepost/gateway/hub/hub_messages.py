@@ -168,7 +168,7 @@ class HubMessageService:
         )
         answer: Messages = await self._mailboxes.perform_dequeue(op)  # type: ignore[assignment]
         self._handed_out[token.token_id] = [each.receipt for each in answer.messages]
-        return HubMessages([_view_message(each) for each in answer.messages])
+        return HubMessages([_view_message(each) for each in answer.messages if not _is_task(each)])
 
     async def settle(self, token: TaskToken, how: Literal["ack", "nack"], reason: str = "") -> int:
         """Settle the messages that the session got last; returns how many."""
@@ -196,6 +196,12 @@ def _read_event(payload: bytes) -> _TaskEvent | None:
         if b'"task.' in payload:
             raise InvalidRequest(f"this report cannot be understood: {error}") from None
         return None
+
+
+def _is_task(message: LeasedMessage) -> bool:
+    """Whether mail brought a task from before the hub ran its agent: a session does that one."""
+    event = message.event
+    return not isinstance(event, UnsetType) and b'"kind":"task_create"' in bytes(event)
 
 
 def _view_message(message: LeasedMessage) -> HubMessage:

@@ -19,6 +19,10 @@ from gatepost.journal import Tx
 log = logging.getLogger(__name__)
 
 _SWEEP_SECS = 5.0
+_GIVE_SESSION = """
+UPDATE task SET executor = 'session'
+WHERE executor = 'agent' AND state = 'pending' AND ended_at IS NULL AND agent = ?
+"""
 _PRUNE_BATCH = 200
 _LOG_LOOK_SECS = 1.0
 
@@ -51,13 +55,16 @@ class HubService:
         problems = [f"agents folder: {each}" for each in self.core.registry.problems]
         return problems + ([self.policy_file.problem] if self.policy_file.problem else [])
 
+    async def prepare(self) -> None:
+        """Read agents and policy, before the first task of another gateway can arrive."""
+        self.registry_folder.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.policy_file.load_first()
+        await self.reload_agents()
+
     @contextlib.asynccontextmanager
     async def running(self, base_url: str) -> AsyncIterator[None]:
         """Follow the files and serve tasks until exit. Sessions go on after that."""
         self.sessions.base_url = base_url
-        self.registry_folder.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.policy_file.load_first()
-        await self.reload_agents()
         run_every = self.core.background.run_every
         async with (
             follow_folder(self.registry_folder.folder, self._agents_changed),
@@ -80,6 +87,7 @@ class HubService:
             self.core.registry.agents
         ):
             await self.core.commit(self._register_agents)
+            self.sessions.look_for_tasks()
             log.info("the hub runs %d agents", len(self.core.registry.agents))
 
     def _register_agents(self, tx: Tx) -> None:
@@ -92,6 +100,8 @@ class HubService:
         for info in agents.list(tx):
             if info.type == "internal" and info.id not in names and not _has_mail(tx, info.id):
                 agents.remove(tx, info.id, "hub")
+        # Tasks that came while nobody defined their agent get a session now.
+        tx.execute_many(_GIVE_SESSION, [(name,) for name in sorted(names)])
         agents.hub_run = names
 
     async def _sweep(self) -> None:

@@ -65,6 +65,10 @@ class SessionManager:
     def session_count(self) -> int:
         return len(self._running)
 
+    def look_for_tasks(self) -> None:
+        """Tasks may wait that nobody was told of."""
+        self._wake.set()
+
     def task_changed(self, task: Task) -> None:
         """A task waits for a session, or its session must end."""
         if task.executor == "session" and task.state is TaskState.PENDING:
