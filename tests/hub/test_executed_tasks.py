@@ -148,3 +148,14 @@ def test_a_stranger_cannot_cancel_a_task() -> None:
 
 def _raw(id: str) -> bytes:
     return bytes.fromhex(id.replace("-", ""))
+
+
+def test_a_local_cancellation_is_an_event_with_its_receipts() -> None:
+    mesh = TaskMesh()
+    id = mesh.a.create(mesh.a)
+    mesh.a.accept(id)
+    mesh.a.cancel(id)
+    (cancel,) = (e for e in mesh.a.gate.events() if e.kind == EventKind.TASK_CANCEL)
+    assert (cancel.ref_event_id, cancel.source_agent_id, cancel.to_agent_id) == (id, "A", "A")
+    receipts = [e for e in mesh.a.gate.events() if e.ref_event_id == cancel.event_id]
+    assert len(receipts) == 2

@@ -167,7 +167,7 @@ class ExecutedTasks:
         payload = msgspec.json.encode({"code": CANCELLED, "error": reason[:2000]})
         info = TaskInfo(failure_class=CANCELLED)
         if task.requester_node is None:
-            self._events.report(tx, task, EventKind.TASK_CANCEL, info)
+            self._events.record_cancel(tx, task)
         else:
             kind = EventKind.TASK_UPDATE if by_requester else EventKind.TASK_FAILED
             self._events.report(tx, task, kind, info, payload)

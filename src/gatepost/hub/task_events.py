@@ -32,9 +32,29 @@ class TaskEvents:
         content = self._core.sender.emitter.encrypt_for(tx, out, self._node.id)
         trace = Trace(route_decision="local", traceparent=out.traceparent)
         tx.append_event(draft_event(out, content, expires, trace, to_node=self._node.id))
+        self._record_receipts(tx, out.event_id, out.to_agent, out.corr_id)
+
+    def record_cancel(self, tx: Tx, task: Task) -> None:
+        """Append the cancellation of a task that was both requested and executed here."""
+        id = self._node.event_ids.next_id()
+        tx.append_event(
+            EventDraft(
+                event_id=id,
+                kind=EventKind.TASK_CANCEL,
+                source_agent_id=task.requester,
+                to_node_id=self._node.id,
+                to_agent_id=task.agent,
+                corr_id=task.id,
+                ref_event_id=task.id,
+            )
+        )
+        self._record_receipts(tx, id, task.agent, task.id)
+
+    def _record_receipts(self, tx: Tx, event_id: str, agent: str, corr_id: str) -> None:
+        """Both receipts of an event that this gateway takes from itself without mail."""
         writer = self._core.coordinator.writer
         for receipt in (ACCEPTED, KEPT):
-            ids = (out.to_agent, self._node.id, out.event_id, out.corr_id)
+            ids = (agent, self._node.id, event_id, corr_id)
             tx.append_event(writer.draft_receipt(*ids, receipt))
 
     def report(
