@@ -47,8 +47,11 @@ SELECT request, request_ref, request_mark, result, result_ref, mark FROM task_pa
 """
 _SET_RESULT = "UPDATE task_payload SET result = ?, result_ref = ?, mark = ? WHERE id = ?"
 _IS_TERMINAL = "state IN ({})".format(", ".join(f"'{state}'" for state in TERMINAL_STATES))
+# A task that has ended may still have a session that is being ended.
 _PRUNE = f"""
-SELECT id FROM task WHERE ended_at < ? AND {_IS_TERMINAL} ORDER BY ended_at LIMIT ?
+SELECT id FROM task WHERE ended_at < ? AND {_IS_TERMINAL} AND NOT EXISTS (
+    SELECT 1 FROM session s WHERE s.task = task.id AND s.ended_at IS NULL
+) ORDER BY ended_at LIMIT ?
 """
 _STATES = {state.value: state for state in TaskState}
 _TARGETS = {input: target_of(input) for input in TaskInput}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import shutil
 from collections.abc import AsyncIterator
 
 from gatepost.capabilities.misfires import note_late_tasks
@@ -111,7 +112,21 @@ class HubService:
         await self.core.commit(self.core.tasks.executed.end_silent_tasks)
         await self.core.commit(self._note_late_tasks)
         keep = int(self.core.settings.hub.keep_tasks_secs * 1000)
-        await self.core.commit(lambda tx: tasks.prune_tasks(tx, tx.now - keep, _PRUNE_BATCH))
+        if await self.core.commit(lambda tx: tasks.prune_tasks(tx, tx.now - keep, _PRUNE_BATCH)):
+            await self.remove_forgotten_folders()
+
+    async def remove_forgotten_folders(self) -> None:
+        """Remove the folders of sessions whose tasks are forgotten.
+
+        A session is noted before its folder is made, so a folder without a note is an old one.
+        """
+        root = self.core.state.sessions
+        folders = list(root.iterdir()) if root.is_dir() else []
+        rows = await self.core.read(lambda tx: tx.fetch_all("SELECT name FROM session"))
+        known = {row[0] for row in rows}
+        for folder in folders:
+            if folder.name not in known:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _note_late_tasks(self, tx: Tx) -> None:
         for id in note_late_tasks(tx):
