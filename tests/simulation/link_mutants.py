@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from gatepost.delivery.frames import EventsFrame
-from gatepost.delivery.links import proof, relay_reader, replica
+from gatepost.delivery.links import proof, relay_reader
 from gatepost.delivery.links.blob_fetch import BlobFetch, BlobFetcher
 from gatepost.delivery.links.peer_links import PeerLinks
 from gatepost.delivery.links.relay_reader import RelayReaderPart
@@ -59,16 +59,6 @@ def relay_gap_not_checked() -> LinkMutant:
             return honest(self, tx, frame, envelopes)
 
     return patch.object(RelayReaderPart, "_take_batch", careless)
-
-
-def replica_loses_rows() -> LinkMutant:
-    """A relay does not store the last event of what it follows."""
-    honest = replica.store_rows
-
-    def careless(tx: Tx, source: str, incarnation: str, rows: Any, groups: Any) -> None:
-        honest(tx, source, incarnation, rows[:-1], groups)
-
-    return patch.object(replica, "store_rows", careless)
 
 
 def restored_reader_trusts_relay() -> LinkMutant:
@@ -128,7 +118,6 @@ LINK_MUTANTS: dict[str, tuple[Callable[[], LinkMutant], list[str]]] = {
         (relay_signature_not_checked, ["relay_forgery"]),
         (relay_incarnations_not_checked, ["relay_forgery", "drop"]),
         (relay_gap_not_checked, ["relay_omission"]),
-        (replica_loses_rows, ["crash", "drop"]),
         (restored_reader_trusts_relay, ["restore", "drop"]),
         (blob_digest_not_checked, ["blob_forgery"]),
         (accepted_before_blob, ["blob_loss"]),
