@@ -405,7 +405,7 @@ async def test_a_turn_that_does_not_end_in_time_goes_back_unharmed(
 async def test_a_turn_that_comes_too_late_is_reported(
     start_gateway: StartGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gateway = start_gateway(mailbox__inflight_timeout_secs=1, mailbox__base_backoff_secs=5)
+    gateway = start_gateway(mailbox__inflight_timeout_secs=4, mailbox__base_backoff_secs=5)
 
     async def await_lost_lease() -> None:
         async with Client("carol", state_dir=gateway.state_dir) as client:
