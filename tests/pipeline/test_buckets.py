@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,10 +111,17 @@ def test_all_jobs_work_on_buckets(
 
 
 def test_queries_and_replays_read_buckets(
-    spark: SparkSession, stored: str, bucket: str, world: World
+    spark: SparkSession,
+    stored: str,
+    bucket: str,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tables = f"{bucket}/asked"
     Pipeline(LocalTransport(), stored, tables).run()
+    # The session may have started before there was a bucket.
+    known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    monkeypatch.setattr(spark.sparkContext, "environment", spark.sparkContext.environment | known)
     found = choose_letters(spark, tables, "true", 10_000)
     assert found.letters == choose_letters(spark, world.tables, "true", 10_000).letters != []
     create_views(spark, tables)

@@ -229,7 +229,7 @@ def folder(state: Path) -> Path:
 async def test_without_inotify_the_folder_is_looked_at_every_second(
     state: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_watch, "_open_inotify", lambda folder: None)
+    monkeypatch.setattr(folder_watch, "_open_inotify", lambda folder, events: None)
     monkeypatch.setattr(folder_watch, "_LOOK_EVERY", 0.05)
     async with opened(state) as operations:
         door = DropFolder(operations, folder)
