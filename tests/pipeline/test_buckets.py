@@ -1,10 +1,10 @@
 """Archives and tables in a bucket of an S3 server: the jobs make the same of them."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
