@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, ArchiveSegment
-from gatepost.archive.room_facts import HeadFact, RoomFacts
+from gatepost.archive.room_facts import HeadFact, RevocationFact, RoomFacts
 from gatepost.pipeline.audit.completeness import (
     ARCHIVE_GRACE_MS,
     ArchiveEvidence,
@@ -84,6 +84,12 @@ def test_a_node_that_others_have_read_must_have_an_archive() -> None:
     assert found(evidence([A, B], told("a"))) == [("unjudged", "c")]
     stated = replace(evidence([A, B], told("a", read_up_to("c", 3))), absent=frozenset("c"))
     assert found(stated) == []
+
+
+def test_a_machine_that_was_lost_and_revoked_is_not_accused() -> None:
+    gone = RevocationFact(node="c", public_key=b"", by="a", at=T, last_seq=3)
+    facts = replace(told("a", read_up_to("c", 3)), revocations=(gone,))
+    assert found(evidence([A, B], facts)) == [("unjudged", "c")]
 
 
 def test_a_folder_that_nobody_of_the_room_knows_is_named() -> None:

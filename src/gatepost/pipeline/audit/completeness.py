@@ -83,8 +83,10 @@ def _find_unarchived_nodes(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
     for (node, _), heads in known.trust.heads.items():
         if node not in furthest or heads[0].head.seq > furthest[node].head.seq:
             furthest[node] = heads[0]
+    # A machine that was lost for good is revoked, and cannot archive any more.
+    revoked = {fact.node for facts in known.trust.facts for fact in facts.revocations}
     for node in sorted(known.trust.members - known.known_nodes):
-        if node in furthest:
+        if node in furthest and node not in revoked:
             seen = furthest[node]
             detail = f"{seen.by} has read its events up to {seen.head.seq}"
             yield ArchiveFinding(
