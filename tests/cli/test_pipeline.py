@@ -277,7 +277,7 @@ def test_ctrl_c_at_work_ends_it_without_a_word(tmp_path: Path) -> None:
     cli = _cli(tmp_path)
     archive, tables = tmp_path / "archive", tmp_path / "tables"
     assert (
-        run_command(["pipeline", "synth", str(archive), "--events", "600000", "--nodes", "4"]) == 0
+        run_command(["pipeline", "synth", str(archive), "--events", "400000", "--nodes", "4"]) == 0
     )
     arguments = ("pipeline", "run", "--archive", str(archive), "--tables", str(tables))
     with cli.running(*arguments) as process:
