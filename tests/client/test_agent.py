@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -406,8 +405,6 @@ async def test_a_turn_that_does_not_end_in_time_goes_back_unharmed(
 async def test_a_turn_that_comes_too_late_is_reported(
     start_gateway: StartGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Whatever level another test of this process has set.
-    caplog.set_level(logging.WARNING, "gatepost")
     # A message that comes again might bring its lease in time; so none does.
     gateway = start_gateway(mailbox__inflight_timeout_secs=1, mailbox__max_retries=0)
 

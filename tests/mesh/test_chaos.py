@@ -73,10 +73,10 @@ def places(tmp_path: Path) -> Iterator[list[Place]]:
 
 @pytest.mark.timeout(900)
 async def test_nothing_is_lost_or_doubled_whatever_happens_to_whom(
-    places: list[Place], count: Callable[[int, int], int]
+    places: list[Place], count: Callable[[int, int], int], caplog: pytest.LogCaptureFixture
 ) -> None:
     # Turns fail on purpose.
-    logging.getLogger("gatepost.client").setLevel(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, "gatepost.client")
     seed = int(os.environ.get("GATEPOST_CHAOS_SEED", random.randrange(2**32)))
     print(f"repeat with GATEPOST_CHAOS_SEED={seed}")
     chance, seen, ending = random.Random(seed), Observations(), asyncio.Event()

@@ -19,11 +19,14 @@ from gatepost.testing.history import HistoryVerdict
 
 @pytest.mark.timeout(900)
 def test_the_archives_of_real_gateways_keep_every_promise(
-    spark: SparkSession, tmp_path: Path, count: Callable[[int, int], int]
+    spark: SparkSession,
+    tmp_path: Path,
+    count: Callable[[int, int], int],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With a kill -9, a node asleep, a fallback, failing turns and replays."""
     # Turns fail on purpose.
-    logging.getLogger("gatepost.client").setLevel(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, "gatepost.client")
     town = demo.DemoMesh(tmp_path, seed=5)
     total = count(180, 3000)
     verdict = played(town, total)
