@@ -17,6 +17,7 @@ from gatepost.errors import (
     GatepostError,
     JournalError,
     PipelineError,
+    TransportUnavailable,
 )
 from gatepost.events import NodeKey
 from gatepost.hub import task_states
@@ -27,7 +28,10 @@ from gatepost.pipeline.tables.schemas import TABLES
 from gatepost.testing import ManualClock
 
 # Errors that end a program or a check rather than answer a request.
-LOCAL = (ConfigError, EncryptionError, ChainError, ArchiveError, PipelineError, JournalError)
+LOCAL = (
+    *(ConfigError, EncryptionError, ChainError, ArchiveError, PipelineError, JournalError),
+    TransportUnavailable,
+)
 ROOT = Path(__file__).parent.parent
 DOCS, PACKAGE = ROOT / "docs", ROOT / "src" / "gatepost"
 
@@ -58,6 +62,7 @@ LAYERS = {
     "delivery": "messages between agents, and the links between gateways ([pipes.md](pipes.md))",
     "capabilities": "what agents can do for others: contracts, publication, misfires",
     "hub": "tasks and the agents that do them: registry, policy, sessions ([hub.md](hub.md))",
+    "mesh": "who is alive and who leads, and the transports of mesh datagrams",
     "gateway": "the process: API, connections to peers, administration, monitoring",
     "client": "the library for authors of agents",
     "pipeline": "Spark jobs over the archives ([pipeline.md](pipeline.md))",

@@ -58,6 +58,7 @@ GatepostError
 │   └── WrongHost             503 wrong_host
 ├── DeadlineExceeded          504 deadline_exceeded
 ├── ConfigError               a settings file or variable that cannot be used
+├── TransportUnavailable      a mesh transport without its tools, rights or address
 ├── BenchFailed               a benchmark whose messages were lost, duplicated or reordered
 ├── LinkError                 a peer that broke the rules of a link
 ├── EncryptionError           an encrypted payload that cannot be decrypted
@@ -348,6 +349,10 @@ class DeadlineExceeded(GatepostError):
 
 class ConfigError(GatepostError):
     code = "config_error"
+
+
+class TransportUnavailable(GatepostError):
+    code = "transport_unavailable"
 
 
 class BenchFailed(GatepostError):

@@ -1,0 +1,1 @@
+"""Who is alive and who leads: heartbeats, gossip, election, bootstrap, and the transports."""
