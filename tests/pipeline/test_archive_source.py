@@ -16,7 +16,7 @@ from gatepost.errors import ArchiveError, PipelineError
 from gatepost.pipeline.archive_reader import ROW_SCHEMA, ArchiveReader
 from gatepost.pipeline.archive_source import (
     FORMAT,
-    BatchPlan,
+    BatchRead,
     PushedFilter,
     decode_options,
     read_events,
@@ -134,7 +134,7 @@ def test_a_filter_keeps_other_files_closed(spark: SparkSession, tmp_path: Path) 
 def test_segments_that_cannot_match_are_not_opened(
     root: Path, predicate: PushedFilter, firsts: list[int]
 ) -> None:
-    plan = BatchPlan(decode_options({"path": str(root)}))
+    plan = BatchRead(decode_options({"path": str(root)}))
     plan.predicates.append(predicate)
     assert sorted(piece.first for share in plan.plan_shares() for piece in share) == firsts
 

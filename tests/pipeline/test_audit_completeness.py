@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, ArchiveSegment
+from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest
 from gatepost.archive.room_facts import HeadFact, RevocationFact, RoomFacts
 from gatepost.pipeline.audit.completeness import (
     ARCHIVE_GRACE_MS,
@@ -11,6 +11,7 @@ from gatepost.pipeline.audit.completeness import (
     latest_time,
 )
 from gatepost.pipeline.audit.trust import KeyTrust, SeenHead, SeenHeads
+from tests.pipeline.manifests import archived_segment
 
 T = 1_772_490_600_000
 LATER = T + 2 * ARCHIVE_GRACE_MS
@@ -21,21 +22,7 @@ def archived(node: str, *lasts: tuple[str, int], at: int = T) -> ArchiveManifest
     segments, firsts, first = [], [], 1
     for incarnation, last in lasts:
         firsts.append(ArchivedIncarnation(incarnation, first))
-        segments.append(
-            ArchiveSegment(
-                path="",
-                incarnation=incarnation,
-                first=first,
-                last=last,
-                rows=last - first + 1,
-                bytes=0,
-                sha256="",
-                min_created_at=at,
-                max_created_at=at,
-                chain="",
-                archived_at=at,
-            )
-        )
+        segments.append(archived_segment(incarnation, first, last, at))
         first = last + 1
     return ArchiveManifest(
         node=node, public_key=b"", incarnations=tuple(firsts), segments=tuple(segments)

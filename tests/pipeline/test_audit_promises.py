@@ -6,18 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, ArchiveSegment
+from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest
 from gatepost.archive.schema import EVENT_SCHEMA
 from gatepost.pipeline.audit import evidence, promises
 from gatepost.pipeline.audit.evidence import EVIDENCE_COLUMNS, OutboxPart
 from gatepost.pipeline.audit.spans import ArchivedSpan, SpanIndex, archived_spans
 from gatepost.pipeline.objectives import Objectives
+from tests.pipeline.manifests import archived_segment
 
 HOUR = 3_600_000
 START = 1_772_490_600_000 // HOUR * HOUR
 
 # a and b are archived from their first event; `late` only from its seq 1000 on. `old` was restored:
-# its second life begins at seq 50, and knows nothing of what the first one did from there on.
+# its second incarnation begins at seq 50, and forgot all that the first one did from there on.
 SPANS = [
     ArchivedSpan("a", "a1", 0, START + 10 * HOUR, None),
     ArchivedSpan("b", "b1", 0, START + 10 * HOUR, None),
@@ -98,16 +99,16 @@ def _restored(story: Story) -> None:
     told("old", known, "accepted", "ok", **first)
     told("old", known, "ok", **second, seq=72)
     # A restored sender gives out the numbers of its pairs anew, a restored owner its own.
-    for number, life, seq in ((5, "o1", 80), (6, "o2", 75)):
+    for number, incarnation, seq in ((5, "o1", 80), (6, "o2", 75)):
         id = message(f"lives-{number}", number=number, to_node="old")
-        told("old", id, "accepted", incarnation=life, seq=seq)
-        told("old", id, "ok", incarnation=life, seq=seq + 1)
+        told("old", id, "accepted", incarnation=incarnation, seq=seq)
+        told("old", id, "ok", incarnation=incarnation, seq=seq + 1)
     for number in (1, 2):
         id = message(f"told-again-{number}", number=number, to_node="old")
         told("old", id, "accepted", "ok", **(second if number == 2 else first))
     told("old", story.id("told-again-1"), "ok", **second, seq=90)
-    for number, life in ((9, "o1"), (3, "o2")):
-        id = message(f"renumbered-{number}", "old", number, incarnation=life)
+    for number, incarnation in ((9, "o1"), (3, "o2")):
+        id = message(f"renumbered-{number}", "old", number, incarnation=incarnation)
         told("b", id, "accepted", "ok", to_node="old")
 
 
@@ -127,7 +128,7 @@ def _orphaned(story: Story) -> None:
     told("b", id("before-late", 2), "accepted", to_node="late")
     told("b", id("since-late", 6), "accepted", to_node="late")
     told("b", id("in-hole", 4), "accepted", to_node="old")
-    told("b", id("in-life", 6), "accepted", to_node="old")
+    told("b", id("in-incarnation", 6), "accepted", to_node="old")
     told("b", id("not-archived"), "accepted", to_node="elsewhere")
 
 
@@ -170,10 +171,12 @@ def _found(story: Story) -> set[tuple[str, str]]:
 
 def _outboxes(story: Story) -> Iterable[tuple[OutboxPart, pa.Table]]:
     schema = pa.schema([EVENT_SCHEMA.field(name) for name in EVIDENCE_COLUMNS])
-    lives = {(span.node, span.incarnation): span for span in SPANS}
-    for (node, life), span in lives.items():
-        rows = [row for row in story.rows if (row["node"], row["incarnation"]) == (node, life)]
-        part = OutboxPart(node, life, int(life == "o2"), span.forgotten, None)
+    spans = {(span.node, span.incarnation): span for span in SPANS}
+    for (node, incarnation), span in spans.items():
+        rows = [
+            row for row in story.rows if (row["node"], row["incarnation"]) == (node, incarnation)
+        ]
+        part = OutboxPart(node, incarnation, int(incarnation == "o2"), span.forgotten, None)
         yield part, pa.Table.from_pylist(rows, schema)
 
 
@@ -190,7 +193,7 @@ def test_what_is_broken_is_found_and_what_only_looks_like_it_is_not() -> None:
         ("processed_before_accepted", "after-begin"),
         ("receipt_without_message", "orphan"),
         ("receipt_without_message", "since-late"),
-        ("receipt_without_message", "in-life"),
+        ("receipt_without_message", "in-incarnation"),
         ("fifo_broken", "fifo-2"),
         # Others have events of these nodes that are not archived, or write to them.
         ("unjudged", "too-new"),
@@ -200,28 +203,16 @@ def test_what_is_broken_is_found_and_what_only_looks_like_it_is_not() -> None:
 
 
 def _listed(*segments: tuple[str, int, int, int]) -> ArchiveManifest:
-    """Segments by life, first, last and the time of all their events."""
-    lives = dict.fromkeys(life for life, *_ in segments)
+    """Segments by incarnation, first, last and the time of all their events."""
+    incarnations = dict.fromkeys(each for each, *_ in segments)
     firsts = {"o1": 1, "o2": 50}
     return ArchiveManifest(
         node="n",
         public_key=b"",
-        incarnations=tuple(ArchivedIncarnation(life, firsts[life]) for life in lives),
+        incarnations=tuple(ArchivedIncarnation(each, firsts[each]) for each in incarnations),
         segments=tuple(
-            ArchiveSegment(
-                path="",
-                incarnation=life,
-                first=first,
-                last=last,
-                rows=last - first + 1,
-                bytes=0,
-                sha256="",
-                min_created_at=at,
-                max_created_at=at,
-                chain="",
-                archived_at=at,
-            )
-            for life, first, last, at in segments
+            archived_segment(incarnation, first, last, at)
+            for incarnation, first, last, at in segments
         ),
     )
 

@@ -158,7 +158,7 @@ def _column_range(segment: SegmentFile, column: str) -> tuple[Any, Any]:
     }.get(column, (None, None))
 
 
-class BatchPlan:
+class BatchRead:
     """A batch read: plans the shares, and reads one of them."""
 
     def __init__(self, options: SourceOptions) -> None:

@@ -17,7 +17,7 @@ from gatepost.pipeline.archive_reader import ArchiveReader
 from gatepost.pipeline.archive_source import (
     FORMAT,
     PUSHABLE_COLUMNS,
-    BatchPlan,
+    BatchRead,
     PushedFilter,
     SourceOptions,
     StreamPlan,
@@ -64,7 +64,7 @@ class GatepostReader(ds.DataSourceReader):
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        self.plan = BatchPlan(options)
+        self.plan = BatchRead(options)
 
     def pushFilters(self, filters: list[ds.Filter]) -> list[ds.Filter]:
         """Use the filters that skip files; return all of them, so that Spark applies them too."""

@@ -21,7 +21,7 @@ from gatepost.pipeline.audit.trust import KeyTrust, SeenHead
 ARCHIVE_GRACE_MS: Final = 15 * 60_000
 
 
-class ArchiveFinding(Struct, frozen=True):
+class CompletenessFinding(Struct, frozen=True):
     """A violation that shows in manifests and room facts, beside the events."""
 
     rule: str
@@ -50,7 +50,7 @@ class ArchiveEvidence(Struct, frozen=True):
         return frozenset(each.node for each in self.listed) | set(self.unlisted) | self.absent
 
 
-def check_completeness(known: ArchiveEvidence) -> list[ArchiveFinding]:
+def check_completeness(known: ArchiveEvidence) -> list[CompletenessFinding]:
     return [
         *_find_strangers(known),
         *_find_unarchived_nodes(known),
@@ -69,15 +69,17 @@ def latest_time(known: ArchiveEvidence) -> int:
     return min(agreed, known.now)
 
 
-def _find_strangers(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
+def _find_strangers(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
     """Nodes with a folder that no gateway of the room knows."""
     if known.trust.members:
         folders = {each.node for each in known.listed} | set(known.unlisted)
         for node in sorted(folders - known.trust.members):
-            yield ArchiveFinding("unknown_node", node, 0, "no gateway of the room knows this node")
+            yield CompletenessFinding(
+                "unknown_node", node, 0, "no gateway of the room knows this node"
+            )
 
 
-def _find_unarchived_nodes(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
+def _find_unarchived_nodes(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
     """Nodes of the room without an archive; a node that others have read must have one."""
     furthest: dict[str, SeenHead] = {}
     for (node, _), heads in known.trust.heads.items():
@@ -89,21 +91,21 @@ def _find_unarchived_nodes(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
         if node in furthest and node not in revoked:
             seen = furthest[node]
             detail = f"{seen.by} has read its events up to {seen.head.seq}"
-            yield ArchiveFinding(
+            yield CompletenessFinding(
                 "missing_archive", node, seen.head.at, detail, seen.head.incarnation, seen.head.seq
             )
         else:
             detail = f"the node has no archive; if that is right, say --absent {node}"
-            yield ArchiveFinding(UNJUDGED, node, 0, detail)
+            yield CompletenessFinding(UNJUDGED, node, 0, detail)
 
 
-def _find_short_outboxes(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
+def _find_short_outboxes(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
     """Outboxes of which others have read more than is archived; one finding for each."""
     active_at = {each.node: _last_archived_at(each) for each in known.listed}
     for facts in known.trust.facts:
         active_at[facts.node] = max(active_at.get(facts.node, 0), facts.at)
     listed, as_of = {each.node: each for each in known.listed}, latest_time(known)
-    found: dict[str, ArchiveFinding] = {}
+    found: dict[str, CompletenessFinding] = {}
     for seen in (each for heads in known.trust.heads.values() for each in heads):
         node, head = seen.head.node, seen.head
         if node not in listed or node in known.absent:
@@ -116,7 +118,7 @@ def _find_short_outboxes(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
     yield from (found[node] for node in sorted(found))
 
 
-def _short_outbox(seen: SeenHead, archived: int, active_at: int) -> ArchiveFinding:
+def _short_outbox(seen: SeenHead, archived: int, active_at: int) -> CompletenessFinding:
     head = seen.head
     detail = f"{seen.by} has read up to {head.seq}, the archive ends with {archived}"
     # The node was at its archive long after the event was read, and did not archive it.
@@ -124,7 +126,7 @@ def _short_outbox(seen: SeenHead, archived: int, active_at: int) -> ArchiveFindi
         rule = "missing_events"
     else:
         rule, detail = UNJUDGED, f"{detail}; the node has not archived since"
-    return ArchiveFinding(rule, head.node, head.at, detail, head.incarnation, archived + 1)
+    return CompletenessFinding(rule, head.node, head.at, detail, head.incarnation, archived + 1)
 
 
 def _archived_through(listed: ArchiveManifest, head: HeadFact) -> int | None:
@@ -145,14 +147,14 @@ def _last_kept(listed: ArchiveManifest, incarnation: str) -> int | None:
     return min((each.first_seq - 1 for each in later), default=None)
 
 
-def _find_lack_of_evidence(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
+def _find_lack_of_evidence(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
     if not any(each.rows for each in known.listed):
-        yield ArchiveFinding(UNJUDGED, None, 0, "the archive holds no events")
+        yield CompletenessFinding(UNJUDGED, None, 0, "the archive holds no events")
     alone = [node for node in known.trust.self_asserted if node not in known.absent]
     # A gateway without peers has nobody who could vouch for it.
     if alone and len(known.listed) > 1:
         names = f"{', '.join(alone[:5])}{' and others' if len(alone) > 5 else ''}"
-        yield ArchiveFinding(
+        yield CompletenessFinding(
             UNJUDGED, None, 0, f"no room facts of another gateway vouch for the keys of {names}"
         )
 

@@ -23,7 +23,7 @@ from gatepost.pipeline.audit.blocks import decode_block, encode_block
 from gatepost.pipeline.audit.completeness import (
     ARCHIVE_GRACE_MS,
     ArchiveEvidence,
-    ArchiveFinding,
+    CompletenessFinding,
     check_completeness,
     latest_time,
 )
@@ -300,7 +300,7 @@ def _chain_violations(link: SegmentLink, found: Sequence[hash_chains.ChainViolat
 def _archive_violations(case: _AuditInput) -> pa.Table:
     """The violations that show in manifests and room facts, beside the events."""
     found = [
-        ArchiveFinding(
+        CompletenessFinding(
             "two_publishers",
             claims[-1][1],
             claims[-1][0],
@@ -311,7 +311,7 @@ def _archive_violations(case: _AuditInput) -> pa.Table:
     found += [_to_finding("room_facts", doubt) for doubt in case.trust.doubts]
     found += [_to_finding("unsigned_manifest", doubt) for doubt in case.unlisted]
     found += [
-        ArchiveFinding(
+        CompletenessFinding(
             "unsigned_manifest", node.node, 0, "the manifest is not signed by the node's key"
         )
         for node in case.listed
@@ -319,12 +319,12 @@ def _archive_violations(case: _AuditInput) -> pa.Table:
         or not manifest.is_manifest_signed(node)
     ]
     found += check_completeness(case.evidence)
-    columns = ArchiveFinding.__struct_fields__
+    columns = CompletenessFinding.__struct_fields__
     return found_table({name: [getattr(each, name) for each in found] for name in columns})
 
 
-def _to_finding(rule: str, doubt: FactsDoubt) -> ArchiveFinding:
-    return ArchiveFinding(rule, doubt.node, doubt.at, doubt.detail)
+def _to_finding(rule: str, doubt: FactsDoubt) -> CompletenessFinding:
+    return CompletenessFinding(rule, doubt.node, doubt.at, doubt.detail)
 
 
 def _write_found(found: Sequence[pa.Table], folder: str) -> list[WrittenFile]:

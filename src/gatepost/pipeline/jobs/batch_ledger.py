@@ -53,7 +53,7 @@ NO_BATCH = PipelineBatch(0, {}, {})
 """Stands before the first batch."""
 
 
-class BatchPlan(Struct, frozen=True):
+class BatchNotes(Struct, frozen=True):
     """What a batch says beside its range; see `PipelineBatch`."""
 
     as_of: int = 0
@@ -116,7 +116,7 @@ class BatchLedger:
         self,
         end: Offsets,
         objectives: Objectives | None = None,
-        plan: BatchPlan | None = None,
+        notes: BatchNotes | None = None,
         last: PipelineBatch = NO_BATCH,
     ) -> PipelineBatch:
         """Record the batch after `last`, from its end up to `end`.
@@ -125,17 +125,17 @@ class BatchLedger:
         one since then; that raises TablesBusy.
         """
         agreed = self.agreed_objectives(objectives)
-        plan = plan or BatchPlan()
+        notes = notes or BatchNotes()
         batch = PipelineBatch(
             last.number + 1,
             last.end,
             end,
             agreed,
             _LAYOUT_VERSION,
-            plan.as_of,
-            plan.left_out,
-            plan.recovered,
-            plan.aside,
+            notes.as_of,
+            notes.left_out,
+            notes.recovered,
+            notes.aside,
         )
         name = f"{_BATCH_FOLDER}/{batch.number:012d}.json"
         self._create_file(name, msgspec.json.encode(batch))

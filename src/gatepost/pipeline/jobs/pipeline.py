@@ -15,7 +15,7 @@ from gatepost.pipeline.archive_admission import (
 )
 from gatepost.pipeline.archive_reader import ArchiveReader
 from gatepost.pipeline.jobs import retention
-from gatepost.pipeline.jobs.batch_ledger import NO_BATCH, BatchLedger, BatchPlan, PipelineBatch
+from gatepost.pipeline.jobs.batch_ledger import NO_BATCH, BatchLedger, BatchNotes, PipelineBatch
 from gatepost.pipeline.jobs.deliveries import NewEvents
 from gatepost.pipeline.jobs.table_update import TableFolder, TableUpdater
 from gatepost.pipeline.objectives import Objectives
@@ -91,11 +91,11 @@ class Pipeline:
         end = read_plan.advance_offsets(
             lanes, last.end, times=self._archive.row_times, budget=max_rows
         )
-        plan = _plan_batch(admitted, right, bad, last, end)
-        is_news = end != last.end or plan.recovered or plan.aside != last.aside
+        notes = _note_batch(admitted, right, bad, last, end)
+        is_news = end != last.end or notes.recovered or notes.aside != last.aside
         if not is_news:
             return None
-        return self._ledger.begin_batch(end, self._objectives, plan, last)
+        return self._ledger.begin_batch(end, self._objectives, notes, last)
 
     def _take_batch(self, batch: PipelineBatch) -> int:
         listed = self._gate.admit_nodes().segments
@@ -118,13 +118,13 @@ def _segments_to_check(segments: Sequence[SegmentFile], last: PipelineBatch) -> 
     ]
 
 
-def _plan_batch(
+def _note_batch(
     admitted: AdmittedArchive,
     right: Sequence[SegmentFile],
     bad: dict[str, str],
     last: PipelineBatch,
     end: Offsets,
-) -> BatchPlan:
+) -> BatchNotes:
     recovered, still_out = read_plan.split_covered(right, last.left_out)
     holes = [
         *((each.lane, each.first, each.last) for each in still_out),
@@ -137,7 +137,7 @@ def _plan_batch(
         if each.path in bad and each.first > end.get(each.node, {}).get(each.incarnation, 0)
     ]
     aside = [*admitted.aside, *describe_holes([*holes, *ahead], admitted.segments, bad)]
-    return BatchPlan(
+    return BatchNotes(
         agree_on_time(right, SystemClock().now()),
         tuple(SeqRange(*key, first, until) for key, first, until in holes),
         tuple(recovered),
