@@ -70,7 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # Tests that take long without the shared Spark session, the longest first.
 _LONG_TESTS = (
-    *("tests/simulation/", "tests/mesh/", "tests/cli/test_pipeline.py", "tests/room/test_conv"),
+    *(
+        "tests/simulation/",
+        "tests/live_mesh/",
+        "tests/cli/test_pipeline.py",
+        "tests/room/test_conv",
+    ),
     *("tests/pipeline/test_bare.py", "tests/crash/", "tests/migration/", "tests/gateway/test_open"),
     *("tests/mailbox/test_model.py", "tests/access/test_machine.py", "tests/pipeline/"),
 )

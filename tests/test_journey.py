@@ -18,7 +18,7 @@ from scripts.journey import AGENT, ANN, ANN_WRITER, CLIENT, JOURNEY, function_na
 from scripts.journey import JourneyLeg as Leg
 from scripts.journey import JourneyStep as Step
 from tests.journey_tracer import LOOP_THREAD, WRITER_THREAD, TracedCall, read_trace, trace_calls
-from tests.mesh.tools import Gateway
+from tests.live_mesh.tools import Gateway
 from tests.waiting import async_wait_until, wait_until
 
 ROOT = Path(__file__).parent.parent

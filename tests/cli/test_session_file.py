@@ -19,7 +19,7 @@ from gatepost.pipeline import feedback
 from gatepost.pipeline.gateway_api import GatewayApi as Api
 from gatepost.testing import ManualClock
 from tests.gateway.admin.test_external_agents import invited
-from tests.mesh.tools import Gateway
+from tests.live_mesh.tools import Gateway
 
 HOUR = 3_600_000
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.mesh.tools import Gateway, Guest
+from tests.live_mesh.tools import Gateway, Guest
 from tests.waiting import wait_until
 
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ from gatepost.pipeline.jobs.audit import audit_archive
 from gatepost.pipeline.transport import LocalTransport
 from tests.cli.conftest import Cli
 from tests.gateway.tools import client
-from tests.mesh.conftest import running
-from tests.mesh.tools import Gateway, converge
+from tests.live_mesh.conftest import running
+from tests.live_mesh.tools import Gateway, converge
 from tests.waiting import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -17,8 +17,8 @@ from gatepost.client import SyncClient
 from gatepost.errors import UnknownAgent
 from gatepost.testing import GatewayProcess, HostileNode
 from gatepost.testing.hostile import HostileConnection
-from tests.mesh.conftest import running
-from tests.mesh.tools import Gateway
+from tests.live_mesh.conftest import running
+from tests.live_mesh.tools import Gateway
 from tests.waiting import wait_until
 
 # A shorter wait is no harm, however fast it usually goes: the machine may be busy.

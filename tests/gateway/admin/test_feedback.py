@@ -11,7 +11,7 @@ import pytest
 from gatepost.access import Scope
 from tests.gateway.admin.test_external_agents import External
 from tests.gateway.tools import client
-from tests.mesh.tools import Gateway
+from tests.live_mesh.tools import Gateway
 from tests.waiting import wait_until
 
 NOW = 1_800_000_000_000

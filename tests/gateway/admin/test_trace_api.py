@@ -11,7 +11,7 @@ from gatepost.gateway.admin.trace_api import clock_offset, sort_steps
 from gatepost.gateway.api.report_views import JourneyStep
 from tests.gateway.monitoring.test_observer import samples
 from tests.gateway.tools import client
-from tests.mesh.tools import Gateway, converge
+from tests.live_mesh.tools import Gateway, converge
 from tests.waiting import wait_until
 
 Pair = tuple[Gateway, Gateway]

@@ -27,7 +27,7 @@ from gatepost.testing import GatewayProcess, ManualClock
 from gatepost.wire import Ack, Dequeue, LeasedMessage, NewSend, Register, Send
 from tests.delivery.mesh import Mesh
 from tests.gateway.tools import client, opened
-from tests.mesh.tools import Gateway
+from tests.live_mesh.tools import Gateway
 from tests.waiting import wait_until
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -14,8 +14,8 @@ from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from tests.gateway.tools import client
-from tests.mesh.conftest import running
-from tests.mesh.tools import Gateway, Guest, close_code, converge
+from tests.live_mesh.conftest import running
+from tests.live_mesh.tools import Gateway, Guest, close_code, converge
 from tests.room.sample_records import agent, coordination, node, placed, update
 from tests.waiting import wait_until
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gatepost.room import ChainVerifier
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client
-from tests.mesh.tools import ROOM, Gateway, Guest
+from tests.live_mesh.tools import ROOM, Gateway, Guest
 from tests.waiting import wait_until
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from gatepost.client import Agent, Client, Message
 from tests.gateway.tools import client
-from tests.mesh.conftest import running
-from tests.mesh.test_moving import live_behind, nothing_open, post
-from tests.mesh.tools import Gateway
+from tests.live_mesh.conftest import running
+from tests.live_mesh.test_moving import live_behind, nothing_open, post
+from tests.live_mesh.tools import Gateway
 from tests.waiting import wait_until, wait_until_in_thread
 
 pytestmark = pytest.mark.anyio

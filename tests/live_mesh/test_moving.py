@@ -10,8 +10,8 @@ import pytest
 
 from gatepost.client import Agent, Client, Message
 from tests.gateway.tools import client
-from tests.mesh.conftest import running
-from tests.mesh.tools import Gateway, converge
+from tests.live_mesh.conftest import running
+from tests.live_mesh.tools import Gateway, converge
 from tests.waiting import (
     assert_stays_true,
     async_assert_stays_true,

@@ -24,8 +24,8 @@ from gatepost.testing.history import (
     check_history,
     read_journal,
 )
-from tests.mesh.cable import Cable
-from tests.mesh.tools import Gateway
+from tests.live_mesh.cable import Cable
+from tests.live_mesh.tools import Gateway
 from tests.waiting import async_wait_until, wait_until_in_thread
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from websockets.sync.client import connect
 
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, mail
-from tests.mesh.tools import Gateway
+from tests.live_mesh.tools import Gateway
 from tests.waiting import wait_until
 
 

@@ -10,7 +10,7 @@ from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from tests.conftest import choose
-from tests.mesh.tools import Gateway, Guest
+from tests.live_mesh.tools import Gateway, Guest
 from tests.room.sample_records import agent, node
 from tests.waiting import wait_until
 

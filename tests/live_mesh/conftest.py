@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mesh.tools import Gateway
+from tests.live_mesh.tools import Gateway
 
 
 @contextlib.contextmanager

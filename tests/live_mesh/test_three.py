@@ -10,7 +10,7 @@ import pytest
 from gatepost.client import SyncClient
 from gatepost.events import NodeKey
 from tests.gateway.tools import client
-from tests.mesh.tools import Gateway, Guest, converge
+from tests.live_mesh.tools import Gateway, Guest, converge
 from tests.waiting import assert_stays_true, wait_until
 
 ALL = {"ann", "bob", "cat"}

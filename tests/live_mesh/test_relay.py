@@ -8,7 +8,7 @@ import pytest
 
 from gatepost.client import Agent, Client, Message
 from gatepost.errors import UnknownAgent
-from tests.mesh.tools import Gateway
+from tests.live_mesh.tools import Gateway
 from tests.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.tools import client
-from tests.mesh.cable import Cable
-from tests.mesh.tools import Gateway, converge
+from tests.live_mesh.cable import Cable
+from tests.live_mesh.tools import Gateway, converge
 from tests.waiting import wait_until
 
 Pair = tuple[Gateway, Gateway, Cable]

@@ -17,7 +17,7 @@ from gatepost.gateway.state_dir import StateDir
 from gatepost.room import lib0
 from gatepost.room.signed_record import sign_record
 from tests.gateway.tools import client, settings
-from tests.mesh.tools import Gateway, Guest, converge
+from tests.live_mesh.tools import Gateway, Guest, converge
 from tests.room.sample_records import node, update
 from tests.waiting import wait_until
 

@@ -10,8 +10,8 @@ import pytest
 from gatepost.client import SyncClient
 from gatepost.errors import DeadlineExceeded
 from tests.gateway.tools import client
-from tests.mesh.conftest import running
-from tests.mesh.tools import Gateway
+from tests.live_mesh.conftest import running
+from tests.live_mesh.tools import Gateway
 from tests.waiting import wait_until
 
 

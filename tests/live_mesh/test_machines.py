@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mesh.machines import ROOT, Machine, MachineNetwork, missing_for_machines
+from tests.live_mesh.machines import ROOT, Machine, MachineNetwork, missing_for_machines
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
