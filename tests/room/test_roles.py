@@ -73,7 +73,9 @@ def test_the_table_says_this() -> None:
         return {kind.__name__ for kind in KINDS if WRITERS[kind] == role}
 
     assert names(Role.COORDINATOR) == {"CoordinationRecord"}
-    assert names(Role.BACKBONE) == {"InviteRecord", "RevocationRecord", "StandingRecord"}
+    assert names(Role.BACKBONE) == {
+        *("InviteRecord", "MeshSecretRecord", "RevocationRecord", "StandingRecord")
+    }
     assert {act for act in Act if may_act(Role.EDGE, act)} == set()
     assert {act for act in Act if not may_act(Role.BACKBONE, act)} == {
         Act.ROTATE_ROOM,

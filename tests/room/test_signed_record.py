@@ -24,6 +24,7 @@ from gatepost.room.records import (
     EtaAdviceRecord,
     IncidentRecord,
     InviteRecord,
+    MeshSecretRecord,
     ReviewRecord,
     RevocationRecord,
     RoutingRecord,
@@ -113,6 +114,12 @@ EVERY_KIND: list[tuple[RecordAuthor, str, str, RoomRecord]] = [
         "eta",
         "code.review@laptop",
         EtaAdviceRecord(p50_ms=1, p95_ms=2, recommended_eta_seconds=60, samples=9, at=NOW),
+    ),
+    (
+        ROOT,
+        "secrets",
+        f"{'0f' * 16}@root",
+        MeshSecretRecord(version=2, rotated_by="root", revoked=("ab" * 16,), encrypted=b"x"),
     ),
 ]
 

@@ -14,6 +14,7 @@ from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
 from gatepost.events import fingerprint_key
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
+from gatepost.room.records import MAX_SECRET_REVOKED
 from gatepost.room.roles import Act, may_act, role_of_tier
 from gatepost.wire import Tier
 
@@ -83,7 +84,7 @@ class NodeRevoker:
         return RevocationResult(
             revocation,
             node_sessions.end_node_sessions(tx, node_id),
-            self._secrets.rotate_secrets(tx),
+            self._rotate_secrets(tx, known),
         )
 
     def _find_revocable(self, tx: Tx, node_id: str) -> KnownNode:
@@ -104,6 +105,13 @@ class NodeRevoker:
             raise InvalidRequest(f"{node_id} did not admit {', '.join(others)}")
         kept = [each for each in admitted if chosen is None or each.node_id in chosen]
         return tuple(sorted(fingerprint_key(each.public_key) for each in kept))
+
+    def _rotate_secrets(self, tx: Tx, revoked: KnownNode) -> MeshSecrets:
+        """Make secrets that neither this node nor those revoked before it will get."""
+        old = self._secrets.current_secrets(tx)
+        earlier = () if old is None else old.revoked
+        keys = (*earlier, fingerprint_key(revoked.public_key))
+        return self._secrets.rotate_secrets(tx, keys[-MAX_SECRET_REVOKED:])
 
     def _current_secrets(self, tx: Tx) -> MeshSecrets:
         return self._secrets.current_secrets(tx) or self._secrets.rotate_secrets(tx)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gatepost.access.retention import prune_expired
-from gatepost.gateway.admin import agent_claims, room_api, route_api
+from gatepost.gateway.admin import agent_claims, mesh_secret_api, room_api, route_api
 from gatepost.gateway.admin.agent_claims import AgentClaims
 from gatepost.gateway.admin.room_api import RoomApi
 from gatepost.gateway.admin.route_api import RouteApi
@@ -21,6 +21,7 @@ from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_client import websocket_url
 from gatepost.gateway.peers.join_server import JoinServer
+from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.owner_changes import OwnerChanges
 from gatepost.gateway.peers.record_publisher import RecordPublisher
@@ -49,6 +50,7 @@ class Peering:
         self._ownership = AgentOwnership(self.publisher)
         self._owner_changes = OwnerChanges(self._ownership)
         self._room_coordinator = RoomCoordinator(self.publisher)
+        self.secrets = MeshSecretSharing(self.publisher, self._room_coordinator.is_coordinator)
         self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
         metrics.traffic.watch_room(self.replica, self.links)
@@ -65,6 +67,7 @@ class Peering:
             *room_api.create_routes(api),
             *agent_claims.create_routes(AgentClaims(self._ownership)),
             *route_api.create_routes(RouteApi(self.publisher)),
+            *mesh_secret_api.create_routes(self.secrets, self.replica),
         ]
 
     @contextlib.asynccontextmanager
@@ -81,6 +84,11 @@ class Peering:
             asyncio.create_task(self._publish_own_records()),
             asyncio.create_task(self._ownership.run()),
             asyncio.create_task(self._owner_changes.run()),
+            asyncio.create_task(
+                loops.repeat_forever(
+                    _REFRESH_SECS, self.secrets.share_once, "the mesh secrets were not passed on"
+                )
+            ),
             asyncio.create_task(
                 loops.repeat_forever(
                     _SWEEP_CHECK_SECS,

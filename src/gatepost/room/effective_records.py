@@ -27,6 +27,7 @@ from gatepost.room.records import (
     EtaAdviceRecord,
     IncidentRecord,
     InviteRecord,
+    MeshSecretRecord,
     NodeRecord,
     ReviewRecord,
     RoutingRecord,
@@ -98,6 +99,11 @@ class EffectiveRecords:
     @property
     def eta_advice(self) -> Mapping[str, EtaAdviceRecord]:
         return self._chosen_in(self._tables.eta)
+
+    @property
+    def mesh_secrets(self) -> Mapping[str, MeshSecretRecord]:
+        """By the fingerprint of the key that can decrypt them."""
+        return self._chosen_in(self._tables.secrets)
 
     @property
     def coordination(self) -> CoordinationRecord | None:

@@ -22,6 +22,7 @@ from gatepost.room.records import (
     EtaAdviceRecord,
     IncidentRecord,
     InviteRecord,
+    MeshSecretRecord,
     ReviewRecord,
     RoomRecord,
     RoutingRecord,
@@ -94,6 +95,7 @@ class RecordTables:
         self.reviews = RecordTable(self._choose_settled(ReviewRecord))
         self.incidents = RecordTable(self._choose_settled(IncidentRecord))
         self.eta = RecordTable(self._choose_advice)
+        self.secrets = RecordTable(self._choose_secrets)
         self.by_map: dict[str, RecordTable[Any]] = {
             "nodes": self.nodes,
             "standing": self.standing,
@@ -107,6 +109,7 @@ class RecordTables:
             "reviews": self.reviews,
             "incidents": self.incidents,
             "eta": self.eta,
+            "secrets": self.secrets,
         }
 
     def current_membership(self) -> RoomMembership:
@@ -227,6 +230,11 @@ class RecordTables:
     def _choose_advice(self, id: str, records: list[SignedRecord]) -> EtaAdviceRecord | None:
         claims = [claim for _, claim in self._claims_by_members(records, EtaAdviceRecord)]
         return max(claims, key=lambda claim: claim.at, default=None)
+
+    def _choose_secrets(self, id: str, records: list[SignedRecord]) -> MeshSecretRecord | None:
+        claims = self._claims_by_members(records, MeshSecretRecord)
+        counting = [claim for member, claim in claims if may_write(member.role, MeshSecretRecord)]
+        return max(counting, key=lambda claim: (claim.version, claim.rotated_by), default=None)
 
     def _choose_senior(self, type: type[R]) -> ChooseRecord[R]:
         def choose_first(id: str, records: list[SignedRecord]) -> R | None:

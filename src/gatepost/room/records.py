@@ -52,6 +52,7 @@ NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
 # So many fit into a record together with the longest chain of admissions.
 MAX_STANDING = 50
 MAX_STANDING_PARTS = 200
+MAX_SECRET_REVOKED = 32
 Fingerprints = Annotated[tuple[Fingerprint, ...], Meta(max_length=MAX_STANDING)]
 
 
@@ -270,6 +271,19 @@ class EtaAdviceRecord(RoomRecord, frozen=True, kw_only=True):
     at: EpochMs
 
 
+class MeshSecretRecord(RoomRecord, frozen=True, kw_only=True):
+    """`secrets.<fingerprint>@<nodeId>`: the mesh secrets, encrypted for the node with this key.
+
+    `revoked` lists the keys that were revoked last when this version was made. A node that does not
+    know these revocations yet passes the version on to nobody.
+    """
+
+    version: Counter
+    rotated_by: NodeId
+    revoked: Annotated[tuple[Fingerprint, ...], Meta(max_length=MAX_SECRET_REVOKED)] = ()
+    encrypted: Annotated[bytes, Meta(min_length=1, max_length=320)]
+
+
 class MapSchema(Struct, frozen=True):
     """Record types of a map, under `<nodeId>` (`own`) and `<id>@<nodeId>` (`claim`); size limit."""
 
@@ -291,6 +305,7 @@ MAPS: dict[str, MapSchema] = {
     "reviews": MapSchema(claim=ReviewRecord),
     "incidents": MapSchema(claim=IncidentRecord),
     "eta": MapSchema(claim=EtaAdviceRecord),
+    "secrets": MapSchema(claim=MeshSecretRecord),
 }
 
 

@@ -18,6 +18,7 @@ from gatepost.room.records import (
     EtaAdviceRecord,
     IncidentRecord,
     InviteRecord,
+    MeshSecretRecord,
     NodeRecord,
     ReviewRecord,
     RevocationRecord,
@@ -60,6 +61,7 @@ WRITERS: dict[type[RoomRecord], Role] = {
     InviteRecord: Role.BACKBONE,
     RevocationRecord: Role.BACKBONE,
     StandingRecord: Role.BACKBONE,
+    MeshSecretRecord: Role.BACKBONE,
     CoordinationRecord: Role.COORDINATOR,
 }
 

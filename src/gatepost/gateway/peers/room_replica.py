@@ -14,6 +14,7 @@ from gatepost.access import (
     JournalNodeDirectory,
     node_sessions,
 )
+from gatepost.access.mesh_secrets import forget_secrets
 from gatepost.errors import (
     Conflict,
     Forbidden,
@@ -165,6 +166,7 @@ class RoomReplica:
         def replace_room(tx: Tx) -> T:
             # Records of a room without other members were never seen by another node.
             store.delete_room(tx)
+            forget_secrets(tx)
             store.create_room(tx, RoomIdentity(room.genesis, room.epoch, room.epoch_proof))
             store.save_records(tx, records)
             return also(tx)
