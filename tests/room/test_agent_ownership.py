@@ -95,7 +95,10 @@ def test_the_takers_word_is_enough_for_it_carries_the_givers() -> None:
 
 
 def test_a_higher_epoch_without_a_transfer_is_nothing() -> None:
-    assert gateway(says(BEN, BENS), says(ANN, replace(agent("ann"), epoch=99))) == "ben"
+    invented = says(ANN, replace(agent("ann"), epoch=99))
+    assert gateway(says(BEN, BENS), invented) == "ben"
+    (found,) = knowing(says(BEN, BENS), invented).effective.contested_agents()
+    assert (found.claimants, found.rivals) == (("ann",), ())
 
 
 def test_a_higher_version_is_nothing() -> None:

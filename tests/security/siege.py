@@ -86,9 +86,13 @@ class Siege:
 
     @contextlib.contextmanager
     def expect_no_harm(
-        self, node: HostileNode | None = None, *, grow_mib: int = 64
+        self, node: HostileNode | None = None, *, grow_mib: int = 64, named: bool = True
     ) -> Iterator[None]:
-        """Nobody else is worse off for the attack inside, which may grow the gateway that much."""
+        """Nobody else is worse off for the attack inside, which may grow the gateway that much.
+
+        An incident names the attacker, unless the attack breaks no rule or has a grace to be
+        justified by the room.
+        """
         usual = statistics.median(self.take_turn() for _ in range(_USUAL_TURNS))
         before, size = self._state_of_others(node), resident_mib(self.ann)
         with self._watching() as turns:
@@ -99,6 +103,8 @@ class Siege:
         assert self._state_of_others(node) == before
         grown = resident_mib(self.ann) - size
         assert grown <= grow_mib, f"the gateway has grown by {grown} MiB"
+        if node is not None and named:
+            self.expect_named(node.name)
 
     def send(self, agent: str, payload: object, **options: Any) -> Any:
         """A message of `al`."""
@@ -113,7 +119,7 @@ class Siege:
 
     def expect_named(self, source: str) -> None:
         """Wait until an incident names the source."""
-        wait_until(lambda: self.naming(source), failure=lambda: str(self.incidents()))
+        wait_until(lambda: self.naming(source), 30, failure=lambda: str(self.incidents()))
 
     def naming(self, source: str) -> list[Any]:
         """The incidents whose subject begins with the source."""

@@ -45,7 +45,8 @@ BLOB_BYTES = 300_000
 def test_a_number_near_the_limit_stops_nothing(
     siege: Siege, mallory: HostileNode, signal: str
 ) -> None:
-    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+    # A node may say what it likes about its own pair.
+    with siege.expect_no_harm(mallory, named=False), siege.linked(mallory) as connection:
         for number in (HUGE, HUGE - 1, 2**52):
             said = Signal(
                 signal=signal,
@@ -62,7 +63,8 @@ def test_a_number_near_the_limit_stops_nothing(
 def test_a_held_event_with_a_number_near_the_limit_stops_nothing(
     siege: Siege, mallory: HostileNode
 ) -> None:
-    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+    # A node may say what it likes about its own pair.
+    with siege.expect_no_harm(mallory, named=False), siege.linked(mallory) as connection:
         held = mallory.outbox.add_message(
             "ann", mallory.host_key, "al", pair_seq=HUGE, source_agent_id=spy_of(mallory)
         )
@@ -85,7 +87,6 @@ def test_a_payload_that_is_no_json_reaches_nobody(
         )
         connection.deliver()
     assert _empty_mailbox(siege) == [(spy_of(mallory), honest.event_id)]
-    siege.expect_named(mallory.name)
 
 
 def test_a_reply_that_is_no_json_reaches_nobody(siege: Siege, mallory: HostileNode) -> None:
@@ -102,7 +103,6 @@ def test_a_reply_that_is_no_json_reaches_nobody(siege: Siege, mallory: HostileNo
         )
         connection.deliver()
     assert _empty_mailbox(siege) == []
-    siege.expect_named(mallory.name)
 
 
 def test_unread_answers_to_sync_do_not_fill_memory(siege: Siege, mallory: HostileNode) -> None:
@@ -133,7 +133,8 @@ def test_repeated_follows_that_nobody_reads_do_not_fill_memory(siege: Siege) -> 
 
 
 def test_nobody_follows_an_outbox_without_being_a_relay(siege: Siege, mallory: HostileNode) -> None:
-    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+    # The room has a minute to show that it is a relay; only then it is named.
+    with siege.expect_no_harm(mallory, named=False), siege.linked(mallory) as connection:
         connection.send_frame(FollowFrame([], 4 << 20))
         connection.send_frame(TraceRequest(7, [mallory.outbox.next_id()]))
         # Frames are answered in their order, and the trace is the later one.
@@ -147,7 +148,8 @@ def test_nobody_follows_an_outbox_without_being_a_relay(siege: Siege, mallory: H
 def test_mail_in_the_name_of_an_agent_elsewhere_is_refused(
     siege: Siege, mallory: HostileNode
 ) -> None:
-    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+    # The room has 15 s to show that the agent lives there; only then it is named.
+    with siege.expect_no_harm(mallory, named=False), siege.linked(mallory) as connection:
         mallory.outbox.add_message("ann", mallory.host_key, "al", source_agent_id="bo")
         connection.deliver()
     assert _empty_mailbox(siege) == []
@@ -169,7 +171,6 @@ def test_a_reply_of_a_node_that_was_not_asked_reaches_nobody(
         mallory.outbox.add_receipt("ann", sent.event_id, Receipt(status="processed", outcome="ok"))
         connection.deliver()
     assert _empty_mailbox(siege) == []
-    siege.expect_named(mallory.name)
 
 
 def test_a_claim_does_not_take_an_agent(siege: Siege) -> None:
@@ -183,7 +184,8 @@ def test_a_claim_does_not_take_an_agent(siege: Siege) -> None:
 
 
 def test_an_agent_that_is_served_is_not_given_away(siege: Siege, mallory: HostileNode) -> None:
-    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+    # Signals of later versions are ignored, and so are invented ones.
+    with siege.expect_no_harm(mallory, named=False), siege.linked(mallory) as connection:
         for name in ("transfer_request", "transfer_ask", "ask_agent", "claim"):
             said = Signal(signal=name, from_agent=spy_of(mallory), to_agent="al", through=1)
             mallory.outbox.add_signal("ann", None, said)
@@ -195,7 +197,11 @@ def test_a_blob_is_given_to_its_receiver_only(
     siege: Siege, mallory: HostileNode, reader: str | None
 ) -> None:
     digest = _send_blob(siege, "bo")
-    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+    # In its own name it may ask for any blob, and gets nothing.
+    with (
+        siege.expect_no_harm(mallory, named=reader is not None),
+        siege.linked(mallory) as connection,
+    ):
         connection.send_frame(BlobRequest("ann", digest, 0, 65_536, reader))
         try:
             piece = connection.receive_frame(BlobPiece)
@@ -254,7 +260,7 @@ def test_messages_that_keep_every_rule_do_not_burn_the_event_loop(
     siege: Siege, mallory: HostileNode
 ) -> None:
     vector = mallory.sync_message(_long_state_vector(), STEP_1)
-    with siege.expect_no_harm(mallory), mallory.connect() as connection:
+    with siege.expect_no_harm(mallory, named=False), mallory.connect() as connection:
         _say_until_closed(connection, (vector for _ in range(6)))
 
 
@@ -268,7 +274,8 @@ def _long_state_vector() -> bytes:
 def test_references_to_blobs_that_never_come_keep_nobody_from_theirs(
     siege: Siege, mallory: HostileNode
 ) -> None:
-    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+    # A source may be slow with its blobs; the quota is its own.
+    with siege.expect_no_harm(mallory, named=False), siege.linked(mallory) as connection:
         for n in range(400):
             ref = PayloadRef(f"sha256:{n:064x}", 1000, {"x": b"k"})
             mallory.outbox.add_message(
@@ -287,7 +294,8 @@ def test_references_to_blobs_that_never_come_keep_nobody_from_theirs(
 
 def test_events_for_unknown_agents_are_not_held(siege: Siege, mallory: HostileNode) -> None:
     before = _held_events(siege)
-    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+    # An honest sender may not have heard yet that an agent is gone.
+    with siege.expect_no_harm(mallory, named=False), siege.linked(mallory) as connection:
         for n in range(50):
             mallory.outbox.add_message(
                 "ann",

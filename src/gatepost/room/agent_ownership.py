@@ -55,6 +55,7 @@ class OwnedAgent(Struct, frozen=True):
     """An agent with its winning claim.
 
     `rivals` are gateways named by losing claims, and `claimants` the nodes that made these claims.
+    A claim of a later epoch without a transfer cannot win; its writer is a claimant, and no rival.
     `former` are gateways that have owned the agent.
     """
 
@@ -106,11 +107,14 @@ def choose_owner(
     """
     counting: list[_Claim] = []
     standbys: list[str] = []
+    inventors: set[str] = set()
     for signed in claims:
         if isinstance(signed.data, AgentRecord) and signed.data.standby:
             standbys.append(signed.writer)
         elif isinstance(signed.data, AgentRecord):
             counting += _check_claim(signed, signed.data, membership)
+            if signed.data.epoch > 1 and not signed.data.transfers:
+                inventors.add(signed.writer)
     choice = _OwnerChoice(counting, membership, is_dead)
     winner = choice.choose_claim(known)
     if winner is None:
@@ -119,6 +123,7 @@ def choose_owner(
     losers = [c for c in counting if c.gateway is not None and c.gateway not in owners]
     rivals = {claim.gateway for claim in losers if claim.gateway is not None}
     claimants = {claim.root if claim.override else claim.writer for claim in losers}
+    claimants |= inventors - owners
     former = sorted(owners - {winner.gateway})[:_MAX_FORMER]
     names = (tuple(sorted(each)) for each in (standbys, rivals, claimants, former))
     return OwnedAgent(agent, winner.record, *names)

@@ -156,7 +156,7 @@ class RecordTables:
         elif owned is not None or not claims:
             self.owners.keep_owner(id, None)
         self.contested.discard(id)
-        if claims and (owned is None or owned.rivals):
+        if claims and (owned is None or owned.claimants):
             self.contested.add(id)
         return owned
 
@@ -266,6 +266,7 @@ def _has_other_home(before: OwnedAgent | None, after: OwnedAgent | None) -> bool
             owned.gateway,
             owned.standbys,
             owned.rivals,
+            owned.claimants,
             owned.former,
             owned.record.order,
         )

@@ -81,6 +81,7 @@ class OwnerChanges:
             owned
             for owned in self._replica.current_room.effective.contested_agents()
             if owned.gateway is not None
+            and owned.rivals
             and all(step.giver != self._node_id for step in owned.record.transfers)
         ]
         async with self._publisher.claims_lock:
