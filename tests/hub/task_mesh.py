@@ -48,8 +48,9 @@ class TaskGate:
 
     def report(self, id: str, action: Any, **fields: Any) -> Task:
         report = TaskReport(id, self.agent, action, **fields)
-        task: Task = self.gate.do(lambda tx: self.engine.executed.apply_report(tx, report))
-        return task
+        (task,) = self.gate.do(lambda tx: self.engine.reports.apply_reports(tx, [report]))
+        changed: Task = task
+        return changed
 
     def complete(self, id: str, result: object) -> Task:
         return self.report(id, "complete", result=Raw(msgspec.json.encode(result)))

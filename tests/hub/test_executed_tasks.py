@@ -85,9 +85,7 @@ def test_a_local_task_of_an_agent_that_runs_by_itself() -> None:
     assert mesh.a.complete(id, [1]).state == "completed"
     with pytest.raises(IdempotencyConflict):
         mesh.a.complete(id, [2])
-    assert mesh.a.kinds() == [
-        "task_create", "task_accept", "task_update", "task_update", "task_complete"
-    ]  # fmt: skip
+    assert mesh.a.kinds() == ["task_create", "task_accept", "task_update", "task_complete"]
     refs = {event.ref_event_id for event in mesh.a.gate.events() if event.kind in _REPORTED}
     assert refs == {id}
 

@@ -52,7 +52,7 @@ def test_a_task_goes_to_another_gateway_and_its_result_comes_back() -> None:
     assert mesh.states(id) == ("completed", "completed")
     assert mesh.a.payload(id).result == b'{"fine":true}'
     assert mesh.a.gate.state(id) == "processed"
-    assert mesh.b.kinds() == ["task_accept", "task_update", "task_update", "task_complete"]
+    assert mesh.b.kinds() == ["task_accept", "task_update", "task_complete"]
 
 
 def test_the_content_of_a_task_is_encrypted_and_its_public_part_is_not() -> None:

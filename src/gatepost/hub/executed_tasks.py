@@ -3,12 +3,13 @@
 Here every state of a task is decided; the gateway that requested it hears of it by events.
 """
 
+from typing import Any
+
 import msgspec
-from msgspec import Struct, UnsetType
+from msgspec import Struct
 
 from gatepost.capabilities.contract import encode_contract, keep_contract
 from gatepost.capabilities.publication import DISTRIBUTION
-from gatepost.delivery.blob_records import find_blob
 from gatepost.delivery.decisions import TaskRequested, TurnEnded
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD
 from gatepost.errors import (
@@ -21,7 +22,7 @@ from gatepost.errors import (
     UnknownAgent,
     WrongState,
 )
-from gatepost.events import EventKind, TaskInfo, fingerprint_content, format_event_id
+from gatepost.events import EventKind, TaskInfo, fingerprint_content
 from gatepost.hub import tasks
 from gatepost.hub.agent_definition import AgentDefinition
 from gatepost.hub.policy import PolicyAgent
@@ -34,7 +35,6 @@ from gatepost.hub.task_tokens import IssuedTaskToken, issue_task_token
 from gatepost.hub.tasks import (
     CANCELLED,
     CONTRACT_MISMATCH,
-    EXECUTOR_LOST,
     Task,
     TaskPayload,
     failure_class_of,
@@ -42,10 +42,7 @@ from gatepost.hub.tasks import (
 from gatepost.journal.transaction import Tx
 from gatepost.task_wire import TaskReport
 
-_SELECT_SILENT = """
-SELECT id FROM task WHERE executor = 'agent' AND state = 'running' AND ended_at IS NULL
-    AND updated_at < ? LIMIT ?
-"""
+_BEGIN, _UPDATE = (TaskInput.ACCEPT, TaskInput.START), (TaskInput.UPDATE,)
 _decode_note = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -102,6 +99,18 @@ class ExecutedTasks:
         self._report(tx, task, EventKind.TASK_ACCEPT, TaskInfo(eta_at=eta_at))
         return task
 
+    def try_begin(self, tx: Tx, id: str, agent: str, eta_at: int | None) -> Task | None:
+        """Accept and start a pending task of an agent that runs by itself; None if it is none.
+
+        One event reports both: an acceptance with progress.
+        """
+        values = {"eta_at": eta_at, "progress": 0.0}
+        task = tasks.try_inputs(tx, id, _BEGIN, values, agent)
+        if task is not None:
+            info = TaskInfo(eta_at=eta_at, progress=0.0)
+            self._report(tx, task, EventKind.TASK_ACCEPT, info)
+        return task
+
     def start_task(self, tx: Tx, id: str) -> Task:
         """The session or the agent of the task works on it now."""
         task = tasks.change_task(tx, id, TaskInput.START, {"progress": 0.0})
@@ -111,15 +120,33 @@ class ExecutedTasks:
     def update_task(
         self, tx: Tx, id: str, progress: float | None, note: str | None, eta_at: int | None
     ) -> Task:
-        given = {"progress": progress, "note": note, "eta_at": eta_at}
-        values = {name: value for name, value in given.items() if value is not None}
+        values = _given_values(progress, note, eta_at)
         task = tasks.change_task(tx, id, TaskInput.UPDATE, values)
+        self._report_update(tx, task, values)
+        return task
+
+    def try_update(
+        self,
+        tx: Tx,
+        report: TaskReport,
+        progress: float | None,
+        note: str | None,
+        eta_at: int | None,
+    ) -> Task | None:
+        """Update a running task of an agent that runs by itself; None if it is none."""
+        values = _given_values(progress, note, eta_at)
+        task = tasks.try_inputs(tx, report.task_id, _UPDATE, values, report.agent)
+        if task is not None:
+            self._report_update(tx, task, values)
+        return task
+
+    def _report_update(self, tx: Tx, task: Task, values: dict[str, Any]) -> None:
         if not values:
-            return task  # A sign of life, and nothing that its requester has to know.
-        info = TaskInfo(progress=progress, eta_at=eta_at)
+            return  # A sign of life, and nothing that its requester has to know.
+        info = TaskInfo(progress=values.get("progress"), eta_at=values.get("eta_at"))
+        note = values.get("note")
         payload = EMPTY_PAYLOAD if note is None else msgspec.json.encode({"note": note})
         self._report(tx, task, EventKind.TASK_UPDATE, info, payload)
-        return task
 
     def complete_task(self, tx: Tx, id: str, result: TaskPayload) -> Task:
         """Complete a task, once: a repeat with the same result gives the same answer.
@@ -184,55 +211,6 @@ class ExecutedTasks:
     ) -> None:
         self._events.report(tx, task, kind, info, payload, digest)
         self._parts.changes.note_change(tx, task)
-
-    # -- agents that run by themselves
-
-    def apply_report(self, tx: Tx, report: TaskReport) -> Task:
-        """Apply the report of an agent about a task of its own."""
-        task = tasks.load_task(tx, report.task_id)
-        if task.agent != report.agent or task.executor == "remote":
-            raise Forbidden(f"task {task.id} is not a task of {report.agent}")
-        eta = None if isinstance(report.eta_secs, UnsetType) else int(report.eta_secs * 1000)
-        eta_at = None if eta is None else tx.now + eta
-        if report.action == "accept":
-            return self._accept_report(tx, task, report, eta_at)
-        if report.action == "update":
-            note = None if isinstance(report.note, UnsetType) else report.note
-            progress = None if isinstance(report.progress, UnsetType) else report.progress
-            return self.update_task(tx, task.id, progress, note, eta_at)
-        if report.action == "complete":
-            return self.complete_task(tx, task.id, self.read_result(tx, report))
-        return self.fail_task(tx, task.id, report.error_code, report.error)
-
-    def read_result(self, tx: Tx, report: TaskReport) -> TaskPayload:
-        if not isinstance(report.result_ref, UnsetType):
-            find_blob(tx, report.result_ref)
-            digest = report.result_ref
-            return TaskPayload(result_ref=digest, mark=digest.encode())
-        raw = EMPTY_PAYLOAD if isinstance(report.result, UnsetType) else bytes(report.result)
-        return TaskPayload(result=raw, mark=fingerprint_content(raw))
-
-    def _accept_report(self, tx: Tx, task: Task, report: TaskReport, eta_at: int | None) -> Task:
-        """Accept a task and begin it. A repeat, after an answer that was lost, changes nothing."""
-        if task.executor == "session":
-            raise WrongState(f"task {task.id} is for a session of {task.agent}")
-        if task.state is TaskState.RUNNING:
-            return task
-        if task.state is TaskState.PENDING:
-            self.accept_task(tx, task.id, eta_at)
-        task = self.start_task(tx, task.id)
-        if report.receipt:
-            self._parts.core.coordinator.ack(tx, task.agent, [report.receipt], [], {})
-        return task
-
-    def end_silent_tasks(self, tx: Tx, limit: int = 100) -> int:
-        """Fail the tasks of agents that run by themselves and have not reported for too long."""
-        since = tx.now - int(self._parts.settings.agent_silence_secs * 1000)
-        found = tx.fetch_all(_SELECT_SILENT, (since, limit))
-        for (id,) in found:
-            why = f"its agent has not reported for {self._parts.settings.agent_silence_secs:g} s"
-            self.fail_task(tx, format_event_id(id), EXECUTOR_LOST, why)
-        return len(found)
 
     # -- requests of other gateways
 
@@ -338,6 +316,11 @@ class ExecutedTasks:
             return
         reason = turn.reason or f"its mail ended as {turn.outcome}"
         self.refuse_task(tx, task, "rejected", f"{task.agent} did not accept it: {reason}")
+
+
+def _given_values(progress: float | None, note: str | None, eta_at: int | None) -> dict[str, Any]:
+    given = {"progress": progress, "note": note, "eta_at": eta_at}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _remote_node(source: str, own: str) -> str | None:

@@ -1,5 +1,8 @@
 """Tasks that were requested here: their requests, and the reports of other gateways about them."""
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -12,7 +15,7 @@ from gatepost.delivery.decisions import (
 )
 from gatepost.delivery.fanout import copy_event_id
 from gatepost.delivery.outgoing import OutgoingEvent
-from gatepost.errors import Forbidden, IdempotencyConflict
+from gatepost.errors import Forbidden, IdempotencyConflict, WrongState
 from gatepost.events import (
     EventKind,
     PayloadRef,
@@ -45,7 +48,17 @@ _SELECT_OPEN_REMOTE = """
 SELECT id, executor_node, agent FROM task
 WHERE executor = 'remote' AND ended_at IS NULL AND updated_at < ? LIMIT ?
 """
+_TTL = 86_400_000
+_BEGIN = (TaskInput.ACCEPT, TaskInput.START)
 _decode_note = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class NewlyRequested(NamedTuple):
+    """A task to record, and the event that requests it."""
+
+    task: Task
+    payload: TaskPayload
+    out: OutgoingEvent
 
 
 class RequestedTasks:
@@ -59,6 +72,39 @@ class RequestedTasks:
         self, tx: Tx, new: NewTask, content: RequestContent, by: PolicyPrincipal | None = None
     ) -> list[Task]:
         """Record a task for each target and send its request. A repeated call changes nothing."""
+        (made,) = self.create_all(tx, [(new, content)], by)
+        return made
+
+    def create_all(
+        self,
+        tx: Tx,
+        wanted: Iterable[tuple[NewTask, RequestContent]],
+        by: PolicyPrincipal | None = None,
+    ) -> list[list[Task]]:
+        """Record tasks for several requests, and send all that are new together.
+
+        If one request is refused, its error is raised; the caller undoes the others.
+        """
+        fresh: list[NewlyRequested] = []
+        made = [self._prepare_tasks(tx, new, content, by, fresh) for new, content in wanted]
+        tasks.add_tasks(tx, [(each.task, each.payload) for each in fresh])
+        for each in fresh:
+            if each.task.executor == "session":
+                self._events.record_request(tx, each.out, each.out.expires_at(tx.now, _TTL))
+            self._parts.changes.note_change(tx, each.task)
+        sent = [each.out for each in fresh if each.task.executor != "session"]
+        self._events.send_requests(tx, sent)
+        return made
+
+    def _prepare_tasks(
+        self,
+        tx: Tx,
+        new: NewTask,
+        content: RequestContent,
+        by: PolicyPrincipal | None,
+        fresh: "list[NewlyRequested]",
+    ) -> list[Task]:
+        """The tasks of a request: those of an earlier call, or new ones that join `fresh`."""
         known = self._find_earlier(tx, new, content)
         if known is not None:
             return known
@@ -66,13 +112,18 @@ class RequestedTasks:
         targets = self._parts.router.find_targets(tx, new, str(id))
         many = len(targets) > 1
         principal = by or self._parts.describe_agent(tx, new.from_agent)
-        made = [
-            self._create_task(
-                tx, copy_event_id(str(id), each.agent) if many else str(id),
-                new, content, each, principal,
-            )
-            for each in targets
-        ]  # fmt: skip
+        made = []
+        for each in targets:
+            own_id = copy_event_id(str(id), each.agent) if many else str(id)
+            self._require_permission(tx, new, content, each, principal)
+            task = self._build_task(tx, own_id, new, each)
+            if task.executor == "session":
+                self._parts.require_capacity(tx, sum(f.task.executor == "session" for f in fresh))
+            inline = None if content.digest else content.payload
+            payload = TaskPayload(inline, content.digest, content.mark)
+            out = _build_request(task, new, content, each.info)
+            fresh.append(NewlyRequested(task, payload, out))
+            made.append(task)
         if not isinstance(new.idempotency_key, UnsetType):
             ids = parse_event_id(made[0].id)
             tx.execute(_REMEMBER_KEY, (*_idempotency_key(new), content.mark, ids, tx.now))
@@ -86,7 +137,7 @@ class RequestedTasks:
             id, EventKind.TASK_CANCEL, task.requester, task.agent, task.id, payload,
             ref_event_id=task.id, order="none",
         )  # fmt: skip
-        self._events.send_request(tx, out)
+        self._events.send_cancel(tx, out)
 
     def _find_earlier(self, tx: Tx, new: NewTask, content: RequestContent) -> list[Task] | None:
         if not isinstance(new.idempotency_key, UnsetType):
@@ -105,62 +156,38 @@ class RequestedTasks:
             raise IdempotencyConflict(f"task {task.id} was another task")
         return [task]
 
-    def _create_task(
+    def _require_permission(
         self,
         tx: Tx,
-        id: str,
         new: NewTask,
         content: RequestContent,
         target: TaskTarget,
         principal: PolicyPrincipal,
-    ) -> Task:
+    ) -> None:
+        """Ask the policy, and check an input against its contract. Large ones are checked there."""
         self._parts.policy.evaluate_task_assignment(
             principal,
             self._parts.describe_agent(tx, target.agent),
             description=new.description,
             task_type=new.task_type,
         ).require_allowed()
-        info = msgspec.json.encode(target.info)
-        self._check_input(tx, info, content)
+        contract = self._parts.contract_of(tx, target.info)
+        if contract is not None and content.digest is None:
+            contract.check_input(input_of(content.payload))
+
+    def _build_task(self, tx: Tx, id: str, new: NewTask, target: TaskTarget) -> Task:
         executor, node = self._find_executor(tx, target.agent)
-        if executor == "session":
-            self._parts.require_capacity(tx)
-        task = Task(
+        return Task(
             id=id,
             agent=target.agent,
             requester=new.from_agent,
             executor=executor,
             executor_node=node,
             description=new.description,
-            info=info,
+            info=msgspec.json.encode(target.info),
             created_at=tx.now,
             updated_at=tx.now,
         )
-        inline = None if content.digest else content.payload
-        tasks.add_task(tx, task, TaskPayload(inline, content.digest, content.mark))
-        self._send_request(tx, task, new, content, target.info)
-        self._parts.changes.note_change(tx, task)
-        return task
-
-    def _check_input(self, tx: Tx, info: bytes, content: RequestContent) -> None:
-        """Check an input against its contract before it is sent. Large ones are checked there."""
-        contract = self._parts.find_contract(tx, info)
-        if contract is not None and content.digest is None:
-            contract.check_input(input_of(content.payload))
-
-    def _send_request(
-        self, tx: Tx, task: Task, new: NewTask, content: RequestContent, info: TaskInfo
-    ) -> None:
-        ttl = None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000)
-        traceparent = None if isinstance(new.traceparent, UnsetType) else new.traceparent
-        out = OutgoingEvent(
-            task.id, EventKind.TASK_CREATE, task.requester, task.agent, task.id, content.payload,
-            digest=content.digest, ttl=ttl, traceparent=traceparent, task=info, order="none",
-        )  # fmt: skip
-        if task.executor == "session":
-            self._events.record_request(tx, out, out.expires_at(tx.now, 86_400_000))
-        else:
-            self._events.send_request(tx, out)
 
     def _find_executor(self, tx: Tx, agent: str) -> tuple[Executor, str | None]:
         route = self._parts.core.routes.find_route(tx, agent)
@@ -197,8 +224,7 @@ class RequestedTasks:
             return self._await_blob(tx, task, reported.source, envelope.payload_ref)
         content = self._events.open_report(reported.source, envelope)
         if envelope.kind == EventKind.TASK_ACCEPT:
-            task = tasks.change_task(tx, task.id, TaskInput.ACCEPT, {"eta_at": info.eta_at})
-            self._parts.changes.note_change(tx, task)
+            self._follow_acceptance(tx, task, info)
         elif info.failure_class == CANCELLED or envelope.kind == EventKind.TASK_FAILED:
             self._follow_failure(tx, task, info, content)
         elif envelope.kind == EventKind.TASK_UPDATE:
@@ -207,6 +233,16 @@ class RequestedTasks:
             mark = fingerprint_content(content)
             self._follow_completion(tx, task, TaskPayload(result=content, mark=mark))
         return NOTHING
+
+    def _follow_acceptance(self, tx: Tx, task: Task, info: TaskInfo) -> None:
+        """An acceptance with progress reports too that the work has begun."""
+        inputs = (TaskInput.ACCEPT,) if info.progress is None else _BEGIN
+        begun = tasks.try_inputs(
+            tx, task.id, inputs, {"eta_at": info.eta_at, "progress": info.progress}
+        )
+        if begun is None:
+            raise WrongState(f"task {task.id} is {task.state}, so it cannot be accepted")
+        self._parts.changes.note_change(tx, begun)
 
     def _follow_update(self, tx: Tx, task: Task, info: TaskInfo, content: bytes) -> None:
         self._advance_to_running(tx, task)
@@ -278,6 +314,17 @@ class RequestedTasks:
                 self.end_undelivered(tx, task, EXECUTOR_LOST, f"gateway {node} {why}")
                 ended += 1
         return ended
+
+
+def _build_request(
+    task: Task, new: NewTask, content: RequestContent, info: TaskInfo
+) -> OutgoingEvent:
+    ttl = None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000)
+    traceparent = None if isinstance(new.traceparent, UnsetType) else new.traceparent
+    return OutgoingEvent(
+        task.id, EventKind.TASK_CREATE, task.requester, task.agent, task.id, content.payload,
+        digest=content.digest, ttl=ttl, traceparent=traceparent, task=info, order="none",
+    )  # fmt: skip
 
 
 def _idempotency_key(new: NewTask) -> tuple[str, str]:

@@ -33,7 +33,8 @@ class TaskChanges:
 
     def note_end(self, tx: Tx, task: Task) -> None:
         """A task has ended: so have its tokens. A failure of a capability is to be reviewed."""
-        revoke_task_tokens(tx, task.id)
+        if task.executor == "session":
+            revoke_task_tokens(tx, task.id)
         self.note_change(tx, task)
         if task.state is TaskState.FAILED and task.requester_node is None:
             is_mismatch = task.error_code == CONTRACT_MISMATCH
@@ -47,13 +48,16 @@ class TaskChanges:
 
     def after_commit(self) -> list[JobOutcome]:
         changed, self._changed = self._changed, []
-        return [(lambda task, error: self.on_changed(task), task, None) for task in changed]
+        return [(self._tell_loop, task, None) for task in changed]
 
     def rolled_back(self) -> None:
         self._changed.clear()
 
     def next_due(self, tx: Tx) -> int | None:
         return None
+
+    def _tell_loop(self, task: Task, error: object) -> None:
+        self.on_changed(task)
 
 
 class HubParts:
@@ -80,7 +84,10 @@ class HubParts:
 
     def find_contract(self, tx: Tx, info: bytes) -> Contract | None:
         """The contract of a task's capability, if it has one and this gateway knows it."""
-        capability = msgspec.json.decode(info, type=TaskInfo).capability_id
+        return self.contract_of(tx, msgspec.json.decode(info, type=TaskInfo))
+
+    def contract_of(self, tx: Tx, info: TaskInfo) -> Contract | None:
+        capability = info.capability_id
         entry = None if capability is None else self.router.capabilities.get(capability)
         return None if entry is None or not entry.contract else find_contract(tx, entry.contract)
 
@@ -91,9 +98,9 @@ class HubParts:
             if entry is not None and self.misses.is_repeated(id, tx.now):
                 note_misfire(tx, entry.public_part, "routing_miss", None)
 
-    def require_capacity(self, tx: Tx) -> None:
-        """Raise TaskQueueFull if no further task may wait for a session."""
-        waiting = tasks.count_tasks(tx, "session", TaskState.PENDING)
+    def require_capacity(self, tx: Tx, coming: int = 0) -> None:
+        """Raise TaskQueueFull if no further task may wait for a session, behind those `coming`."""
+        waiting = coming + tasks.count_tasks(tx, "session", TaskState.PENDING)
         if waiting >= self.settings.max_queued:
             raise TaskQueueFull(
                 f"{waiting} tasks wait for a session already; try again later,"

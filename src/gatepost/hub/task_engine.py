@@ -21,6 +21,7 @@ from gatepost.delivery.decisions import (
 )
 from gatepost.errors import GatepostError
 from gatepost.hub import tasks
+from gatepost.hub.agent_reports import AgentReports
 from gatepost.hub.executed_tasks import ExecutedTasks
 from gatepost.hub.policy import Policy
 from gatepost.hub.registry import AgentRegistry
@@ -41,6 +42,7 @@ class TaskEngine:
         events = TaskEvents(core)
         self.requested = RequestedTasks(self.parts, events)
         self.executed = ExecutedTasks(self.parts, events)
+        self.reports = AgentReports(self.parts, self.executed)
         core.coordinator.observe(on_task_news=self.apply_news)
 
     def cancel_task(self, tx: Tx, id: str, reason: str = "") -> Task:
@@ -53,6 +55,8 @@ class TaskEngine:
 
     def apply_news(self, tx: Tx, news: TaskNews) -> Decisions:
         """Apply something that delivery heard. Nothing of it can fail the transaction."""
+        if self._changes_nothing(news):
+            return NOTHING
         mark = tx.begin_operation()
         try:
             decisions = self._apply(tx, news)
@@ -63,6 +67,12 @@ class TaskEngine:
             return NOTHING
         tx.keep_operation()
         return decisions
+
+    def _changes_nothing(self, news: TaskNews) -> bool:
+        """Whether these are the usual ends of mail and delivery of a task that is accepted."""
+        if isinstance(news, TurnEnded):
+            return self.reports.is_being_settled(news.info.event_id)
+        return isinstance(news, DeliveryEnded) and news.outcome in ("ok", "kept")
 
     def _apply(self, tx: Tx, news: TaskNews) -> Decisions:
         if isinstance(news, str):
@@ -80,7 +90,7 @@ class TaskEngine:
     def _end_undelivered(self, tx: Tx, ended: DeliveryEnded) -> None:
         """A request that no executor took has failed."""
         task = tasks.find_task(tx, ended.event_id)
-        if ended.outcome in ("ok", "kept") or task is None or task.has_ended:
+        if task is None or task.has_ended:
             return
         code = "expired" if "expired" in (ended.outcome, ended.reason) else "undeliverable"
         error = f"nobody took the task: {ended.reason or ended.outcome}"

@@ -23,9 +23,20 @@ class TaskEvents:
         self._core = core
         self._node = core.node
 
-    def send_request(self, tx: Tx, out: OutgoingEvent) -> str | None:
-        """Send a task to the mailbox or gateway of its agent; returns the node, if there is one."""
-        return self._core.coordinator.send_event(tx, out)
+    def send_cancel(self, tx: Tx, out: OutgoingEvent) -> None:
+        """Send a cancellation to the gateway that executes the task."""
+        self._core.coordinator.send_event(tx, out)
+
+    def send_requests(self, tx: Tx, events: list[OutgoingEvent]) -> None:
+        """Send tasks to the mailboxes or gateways of their agents, those of each pair together."""
+        pairs: dict[tuple[str, str], list[OutgoingEvent]] = {}
+        for out in events:
+            pairs.setdefault(out.pair, []).append(out)
+        for (_, to_agent), together in pairs.items():
+            route = self._core.routes.find_route(tx, to_agent)
+            self._core.routes.require_member(route)
+            decisions = self._core.sender.send_unordered(tx, together, route)
+            self._core.coordinator.apply_decisions(tx, decisions)
 
     def record_request(self, tx: Tx, out: OutgoingEvent, expires: int) -> None:
         """Append the event of a task that the hub of this gateway executes, with its receipts."""

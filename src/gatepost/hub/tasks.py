@@ -1,9 +1,11 @@
 """Tasks in the journal. All changes of state go through `change_task`, which the table guards."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
+import apsw
 from msgspec import Struct
 from msgspec.structs import astuple
 
@@ -12,6 +14,7 @@ from gatepost.events import format_event_id, parse_event_id
 from gatepost.hub.task_states import (
     SHOWN_STATUS,
     TERMINAL_STATES,
+    TRANSITIONS,
     TaskInput,
     TaskState,
     guard_of,
@@ -120,10 +123,21 @@ def failure_class_of(code: str) -> str:
 
 def add_task(tx: Tx, task: Task, payload: TaskPayload) -> None:
     """Record a new task. Its id must be new."""
-    id = parse_event_id(task.id)
-    tx.execute(_INSERT, (id, *astuple(task)[1:]))
-    request = (payload.request, payload.request_ref, payload.request_mark)
-    tx.execute(_INSERT_PAYLOAD, (id, *request))
+    add_tasks(tx, [(task, payload)])
+
+
+def add_tasks(tx: Tx, new: Iterable[tuple[Task, TaskPayload]]) -> None:
+    """Record new tasks. IdempotencyConflict if the id of one is not new."""
+    rows, payloads = [], []
+    for task, payload in new:
+        id = parse_event_id(task.id)
+        rows.append((id, *astuple(task)[1:]))
+        payloads.append((id, payload.request, payload.request_ref, payload.request_mark))
+    try:
+        tx.execute_many(_INSERT, rows)
+    except apsw.ConstraintError:
+        raise IdempotencyConflict("the id of a task was used before") from None
+    tx.execute_many(_INSERT_PAYLOAD, payloads)
 
 
 def find_task(tx: Tx, id: str) -> Task | None:
@@ -176,18 +190,35 @@ def change_task(tx: Tx, id: str, input: TaskInput, values: Mapping[str, Any] = {
 
     `values` maps columns to their new values.
     """
-    target = _TARGETS[input]
-    changes = {"state": target.value, "updated_at": tx.now, **values}
-    if (moment := _MOMENTS.get(input)) is not None:
-        changes.setdefault(moment, tx.now)
-    if target in TERMINAL_STATES:
-        changes["ended_at"] = tx.now
-    sql = _update_sql(input, tuple(changes))
-    row = tx.fetch_one(sql, (*changes.values(), parse_event_id(id)))
-    if row is None:
+    task = try_inputs(tx, id, (input,), values)
+    if task is None:
         task = load_task(tx, id)
         raise WrongState(f"task {id} is {task.state}, so `{input}` is not possible")
-    return _task_from_row(row)
+    return task
+
+
+def try_inputs(
+    tx: Tx,
+    id: str,
+    inputs: tuple[TaskInput, ...],
+    values: Mapping[str, Any] = {},
+    agent: str | None = None,
+) -> Task | None:
+    """Apply one input after the other in one statement; None if that is not possible.
+
+    With `agent`, the task must be one that this agent executes here.
+    """
+    target = _TARGETS[inputs[-1]]
+    changes = {"state": target.value, "updated_at": tx.now, **values}
+    for input in inputs:
+        if (moment := _MOMENTS.get(input)) is not None:
+            changes.setdefault(moment, tx.now)
+    if target in TERMINAL_STATES:
+        changes["ended_at"] = tx.now
+    sql = _update_sql(inputs, tuple(changes), agent is not None)
+    named = () if agent is None else (agent,)
+    row = tx.fetch_one(sql, (*changes.values(), parse_event_id(id), *named))
+    return None if row is None else _task_from_row(row)
 
 
 def complete_task(tx: Tx, id: str, result: TaskPayload) -> tuple[Task, bool]:
@@ -228,7 +259,10 @@ def _task_from_row(row: tuple[Any, ...]) -> Task:
 
 
 @lru_cache
-def _update_sql(input: TaskInput, columns: tuple[str, ...]) -> str:
-    """The guarded UPDATE of an input that sets these columns."""
+def _update_sql(inputs: tuple[TaskInput, ...], columns: tuple[str, ...], is_for_agent: bool) -> str:
+    """The guarded UPDATE of inputs that sets these columns."""
+    for first, second in pairwise(inputs):
+        assert (_TARGETS[first], second) in TRANSITIONS
     assignments = ", ".join(f"{name} = ?" for name in columns)
-    return f"UPDATE task SET {assignments} WHERE id = ? AND {guard_of(input)} RETURNING {_COLUMNS}"
+    guard = guard_of(inputs[0]) + (" AND agent = ? AND executor = 'agent'" if is_for_agent else "")
+    return f"UPDATE task SET {assignments} WHERE id = ? AND {guard} RETURNING {_COLUMNS}"

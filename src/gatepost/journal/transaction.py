@@ -36,6 +36,10 @@ class Tx:
     def execute_many(self, sql: str, rows: Iterable[Row]) -> None:
         self._connection.executemany(sql, rows)
 
+    def fetch_many(self, sql: str, rows: Iterable[Row]) -> list[Row]:
+        """The rows that a statement returns for each of several parameter rows, in their order."""
+        return self._connection.executemany(sql, rows).fetchall()
+
     def fetch_all(self, sql: str, params: Row = ()) -> list[Row]:
         return self._connection.execute(sql, params).fetchall()
 

@@ -1,6 +1,7 @@
 """Settle leased mail: ack and nack, in the order of the lease, idempotently."""
 
 from collections.abc import Mapping
+from itertools import groupby
 from types import MappingProxyType
 
 from msgspec import Struct, field
@@ -16,7 +17,7 @@ from gatepost.errors import (
 from gatepost.events.envelope import TurnOutcome
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import leases
-from gatepost.mailbox.enqueue import slot_of_mail
+from gatepost.mailbox.enqueue import is_unordered, slot_of_mail
 from gatepost.mailbox.leases import LEASE_COLUMNS, Lease, format_lease_handle, parse_lease_handle
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
@@ -30,6 +31,13 @@ _SET_EXPIRED, _ = transition_sql(MailInput.EXPIRE)
 _SELECT_LEASE = f"SELECT {LEASE_COLUMNS} FROM lease WHERE slot = ? AND id = ? AND mailbox = ?"
 _ACK_MAIL = f"""
 UPDATE mail SET {_SET_ACKED}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}
+"""
+_ACK_ONE = f"UPDATE mail SET {_SET_ACKED}, settled_at = ? WHERE id = ? AND {_IF_IN_FLIGHT}"
+_END_UNORDERED = (
+    "DELETE FROM lease WHERE slot = ? AND id = ? AND mailbox = ? RETURNING slot, id, tracked"
+)
+_SELECT_TRACKED_ONE = """
+SELECT m.msg_id, m.id, m.lease, b.meta FROM mail m JOIN body b ON b.id = m.id WHERE m.id = ?
 """
 _RECORD_REPLY = f"UPDATE mail SET reply = ? WHERE id = ? AND {_IF_IN_FLIGHT}"
 _NACK_MAIL = f"""
@@ -132,11 +140,38 @@ def _group_by_lease(refs: list[LeaseRef]) -> list[list[LeaseRef]]:
 def ack_mail(tx: Tx, mailbox: int, refs: list[LeaseRef], marks: ReplyMarks) -> Settlement:
     """Ack these messages. Messages of one lease must come in its order."""
     result = Settlement()
-    for run in _group_by_lease(refs):
-        lease = _find_lease(tx, mailbox, run[0])
-        before = run if lease is None else _ack_run(tx, lease, run, marks, result)
-        _check_repeats(tx, mailbox, before, MailState.ACKED, result, marks)
+    for unordered, runs in groupby(_group_by_lease(refs), lambda run: is_unordered(run[0][0])):
+        if unordered:
+            _ack_unordered(tx, mailbox, [ref for run in runs for ref in run], marks, result)
+            continue
+        for run in runs:
+            lease = _find_lease(tx, mailbox, run[0])
+            before = run if lease is None else _ack_run(tx, lease, run, marks, result)
+            _check_repeats(tx, mailbox, before, MailState.ACKED, result, marks)
     return result
+
+
+def _ack_unordered(
+    tx: Tx, mailbox: int, refs: list[LeaseRef], marks: ReplyMarks, result: Settlement
+) -> None:
+    """Ack unordered messages, each of which has a lease of its own."""
+    rows = tx.fetch_many(_END_UNORDERED, [(*ref, mailbox) for ref in refs])
+    ended = {(slot, lease): tracked for slot, lease, tracked in rows}
+    now = [ref for ref in refs if ref in ended]
+    if now:
+        if marks:
+            _record_replies(tx, now, marks)
+        tx.execute_many(_ACK_ONE, [(tx.now, id) for id, _ in now])
+        leases.adjust_counts(tx, mailbox, 0, -len(now))
+        tracked = tx.fetch_many(_SELECT_TRACKED_ONE, [(ref[0],) for ref in now if ended[ref]])
+        result.closed += [
+            ClosedMail(msg_id, "ok", id, lease_handle=format_lease_handle(id, lease), meta=meta)
+            for msg_id, id, lease, meta in tracked
+        ]
+        result.settled += len(now)
+        result.freed += [FreedMail(lease, 1, 0) for _, lease in now]
+    before = [ref for ref in refs if ref not in ended]
+    _check_repeats(tx, mailbox, before, MailState.ACKED, result, marks)
 
 
 def _find_lease(tx: Tx, mailbox: int, ref: LeaseRef) -> Lease | None:

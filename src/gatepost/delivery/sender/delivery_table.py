@@ -104,14 +104,39 @@ class DeliveryTable:
         content_key: bytes | None,
     ) -> None:
         """Write down a new delivery."""
+        tx.execute(_OPEN, self.build_row(tx, out, state, route, number, expires, due, content_key))
+        self.note_due(due)
+
+    def open_accepted(
+        self, tx: Tx, events: list[OutgoingEvent], route: Route, ttl: int, sla: int
+    ) -> None:
+        """Write down deliveries without numbers that this gateway has accepted itself."""
+        rows = []
+        for out in events:
+            expires, due = out.expires_at(tx.now, ttl), out.due_at(tx.now) + sla
+            state = DeliveryState.ACCEPTED
+            rows.append(self.build_row(tx, out, state, route, 0, expires, due, None))
+            self.note_due(due)
+        tx.execute_many(_OPEN, rows)
+
+    def build_row(
+        self,
+        tx: Tx,
+        out: OutgoingEvent,
+        state: DeliveryState,
+        route: Route | None,
+        number: int,
+        expires: int,
+        due: int,
+        content_key: bytes | None,
+    ) -> Row:
         node, offer = (route.node, route.offer) if route else (None, False)
         accepted = tx.now if state is DeliveryState.ACCEPTED else None
         head = (parse_event_id(out.event_id), out.kind, out.from_agent, out.to_agent, out.corr_id)
         times = (state.value, tx.now, accepted, out.replies_to)
         tail = (node, offer, number, expires, due, content_key, out.fingerprint, out.digest)
         origin = parse_event_id(out.origin_event_id) if out.origin_event_id else None
-        tx.execute(_OPEN, (*head, *times, *tail, origin, out.not_before or 0))
-        self.note_due(due)
+        return (*head, *times, *tail, origin, out.not_before or 0)
 
     def find(self, tx: Tx, event_id: str) -> OpenDelivery | None:
         row = tx.fetch_one(_SELECT_DELIVERY, (parse_event_id(event_id),))

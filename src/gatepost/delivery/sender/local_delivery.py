@@ -82,6 +82,18 @@ class LocalDelivery:
         tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
         return waiting
 
+    def deliver_unordered(self, tx: Tx, events: list[OutgoingEvent], route: Route) -> None:
+        """Deliver events without order, all of one pair."""
+        mails = [self._build_mail(tx, out, route) for out in events]
+        self._enqueue(tx, events, mails)
+        for out in events:
+            expires = out.expires_at(tx.now, self._policy.ttl)
+            self._append_event(tx, out, UNNUMBERED, expires, route)
+            receipt = (out.to_agent, self._node.id, out.event_id, out.corr_id)
+            tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
+        policy = self._policy
+        self._deliveries.open_accepted(tx, events, route, policy.ttl, policy.sla)
+
     def append_kept_reply(self, tx: Tx, out: OutgoingEvent) -> None:
         """Append a reply that is kept with its message, with both receipts: it needs no mailbox.
 
@@ -111,6 +123,9 @@ class LocalDelivery:
         )
 
     def _enqueue_mail(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
+        return self._enqueue(tx, [out], [self._build_mail(tx, out, route)])
+
+    def _build_mail(self, tx: Tx, out: OutgoingEvent, route: Route) -> NewMail:
         size = find_blob(tx, out.digest)[1] if out.digest else None
         priority = route.priority if out.priority is None else out.priority
         info = EventInfo(
@@ -126,7 +141,7 @@ class LocalDelivery:
             not_before=out.not_before,
             max_retries=out.max_retries,
         )
-        mail = NewMail(
+        return NewMail(
             out.event_id,
             out.payload,
             ttl=out.ttl,
@@ -136,11 +151,16 @@ class LocalDelivery:
             not_before=out.not_before or 0,
             max_retries=out.max_retries,
         )
-        (ack,) = self._dispatcher.enqueue(tx, out.to_agent, out.from_agent, [mail])
-        if ack.error is not None:
-            raise ack.error.to_error()
-        if not ack.queued:
-            raise IdempotencyConflict(f"{out.event_id} is already in the mailbox")
-        if out.digest:
-            use_blob(tx, out.digest, out.to_agent, out.event_id)
-        return ack.pending
+
+    def _enqueue(self, tx: Tx, events: list[OutgoingEvent], mails: list[NewMail]) -> int:
+        """Enqueue the mail of events of one pair; returns how much mail waits for their agent."""
+        first = events[0]
+        acks = self._dispatcher.enqueue(tx, first.to_agent, first.from_agent, mails)
+        for out, ack in zip(events, acks, strict=True):
+            if ack.error is not None:
+                raise ack.error.to_error()
+            if not ack.queued:
+                raise IdempotencyConflict(f"{out.event_id} is already in the mailbox")
+            if out.digest:
+                use_blob(tx, out.digest, out.to_agent, out.event_id)
+        return acks[-1].pending

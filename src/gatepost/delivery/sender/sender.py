@@ -69,6 +69,13 @@ class Sender:
             return SentEvent(self._local.deliver_event(tx, out, route), NOTHING)
         return SentEvent(0, self.emitter.emit_event(tx, out, route))
 
+    def send_unordered(self, tx: Tx, events: list[OutgoingEvent], route: Route) -> Decisions:
+        """Deliver events without order here, or emit them; all are of one pair."""
+        if self._local.can_deliver(tx, events[0], route):
+            self._local.deliver_unordered(tx, events, route)
+            return NOTHING
+        return [each for out in events for each in self.emitter.emit_event(tx, out, route)]
+
     def _has_no_order(self, tx: Tx, agent: str, route: Route) -> bool:
         if self._local.is_local(route):
             return self._local.has_no_order(tx, agent)

@@ -75,21 +75,21 @@ class TaskOperations:
         """Create all in one savepoint; if one fails, undo them and create each on its own."""
         mark = tx.begin_operation()
         try:
-            created = [self._create(tx, *pair) for pair in pairs]
+            created = self._create(tx, pairs)
         except GatepostError:
             tx.undo_operation(mark)
             return [self._create_one(tx, *pair) for pair in pairs]
         tx.keep_operation()
         return created
 
-    def _create(self, tx: Tx, new: NewTask, content: RequestContent) -> CreatedTask:
-        made = self._core.tasks.requested.create_tasks(tx, new, content)
-        return CreatedTask([summarize_task(task) for task in made])
+    def _create(self, tx: Tx, pairs: list[tuple[NewTask, RequestContent]]) -> list[CreatedTask]:
+        made = self._core.tasks.requested.create_all(tx, pairs)
+        return [CreatedTask([summarize_task(task) for task in each]) for each in made]
 
     def _create_one(self, tx: Tx, new: NewTask, content: RequestContent) -> CreatedTask:
         mark = tx.begin_operation()
         try:
-            created = self._create(tx, new, content)
+            (created,) = self._create(tx, [(new, content)])
         except GatepostError as error:
             tx.undo_operation(mark)
             self._note_miss(tx, new, error)
@@ -176,11 +176,9 @@ class TaskOperations:
 
     def _apply_reports(self, tx: Tx, op: TaskReports) -> TasksReported:
         """Apply all in one savepoint; if one fails, undo them and apply each on its own."""
-        apply_report = self._core.tasks.executed.apply_report
         mark = tx.begin_operation()
         try:
-            for report in op.reports:
-                apply_report(tx, report)
+            self._core.tasks.reports.apply_reports(tx, op.reports)
         except GatepostError:
             tx.undo_operation(mark)
             return TasksReported(re=op.id, refused=self._apply_each(tx, op.reports))
@@ -192,7 +190,7 @@ class TaskOperations:
         for index, report in enumerate(reports):
             mark = tx.begin_operation()
             try:
-                self._core.tasks.executed.apply_report(tx, report)
+                self._core.tasks.reports.apply_reports(tx, [report])
             except GatepostError as error:
                 tx.undo_operation(mark)
                 refused.append(RefusedReport(index, error.code, error.message))

@@ -109,7 +109,7 @@ class HubService:
         if self.core.agents.hub_run != set(self.core.registry.agents):
             await self.reload_agents()  # It failed when the folder changed.
         await self.core.commit(self.core.tasks.requested.end_lost_tasks)
-        await self.core.commit(self.core.tasks.executed.end_silent_tasks)
+        await self.core.commit(self.core.tasks.reports.end_silent_tasks)
         await self.core.commit(self._note_late_tasks)
         keep = int(self.core.settings.hub.keep_tasks_secs * 1000)
         if await self.core.commit(lambda tx: tasks.prune_tasks(tx, tx.now - keep, _PRUNE_BATCH)):

@@ -1,0 +1,112 @@
+"""Reports of agents that run by themselves: they accept, update and end their tasks."""
+
+from collections.abc import Iterable
+
+from msgspec import UnsetType
+
+from gatepost.delivery.blob_records import find_blob
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD
+from gatepost.errors import Forbidden, WrongState
+from gatepost.events import fingerprint_content, format_event_id
+from gatepost.hub import tasks
+from gatepost.hub.executed_tasks import ExecutedTasks
+from gatepost.hub.task_changes import HubParts
+from gatepost.hub.task_states import TaskState
+from gatepost.hub.tasks import EXECUTOR_LOST, Task, TaskPayload
+from gatepost.journal.transaction import Tx
+from gatepost.task_wire import TaskReport
+
+_SELECT_SILENT = """
+SELECT id FROM task WHERE executor = 'agent' AND state = 'running' AND ended_at IS NULL
+    AND updated_at < ? LIMIT ?
+"""
+
+
+class AgentReports:
+    """All of it runs in the writer's thread."""
+
+    def __init__(self, parts: HubParts, executed: ExecutedTasks) -> None:
+        self._parts = parts
+        self._executed = executed
+        # Agent → lease handles of the mail whose tasks the present reports accept.
+        self._handles: dict[str, list[str]] = {}
+        self._accepted: set[str] = set()
+
+    def apply_reports(self, tx: Tx, reports: Iterable[TaskReport]) -> list[Task]:
+        """Apply reports in their order, and settle the mail of all accepted tasks together.
+
+        If one of them is refused, its error is raised; the caller undoes the others.
+        """
+        self._handles.clear()
+        self._accepted.clear()
+        changed = [self._apply_report(tx, report) for report in reports]
+        ack = self._parts.core.coordinator.ack
+        for agent, handles in self._handles.items():
+            ack(tx, agent, handles, [], {})
+        self._accepted.clear()
+        return changed
+
+    def is_being_settled(self, task_id: str) -> bool:
+        """Whether the mail of a task ends because its agent accepts the task right now."""
+        return task_id in self._accepted
+
+    def _apply_report(self, tx: Tx, report: TaskReport) -> Task:
+        eta_at = None
+        if not isinstance(report.eta_secs, UnsetType):
+            eta_at = tx.now + int(report.eta_secs * 1000)
+        if report.action == "accept":
+            return self._accept(tx, report, eta_at)
+        if report.action == "update":
+            return self._update(tx, report, eta_at)
+        task = self._load_own_task(tx, report)
+        if report.action == "complete":
+            return self._executed.complete_task(tx, task.id, read_result(tx, report))
+        return self._executed.fail_task(tx, task.id, report.error_code, report.error)
+
+    def _load_own_task(self, tx: Tx, report: TaskReport) -> Task:
+        task = tasks.load_task(tx, report.task_id)
+        if task.agent != report.agent or task.executor == "remote":
+            raise Forbidden(f"task {task.id} is not a task of {report.agent}")
+        return task
+
+    def _update(self, tx: Tx, report: TaskReport, eta_at: int | None) -> Task:
+        note = None if isinstance(report.note, UnsetType) else report.note
+        progress = None if isinstance(report.progress, UnsetType) else report.progress
+        found = self._executed.try_update(tx, report, progress, note, eta_at)
+        if found is None:
+            task = self._load_own_task(tx, report)
+            found = self._executed.update_task(tx, task.id, progress, note, eta_at)
+        return found
+
+    def _accept(self, tx: Tx, report: TaskReport, eta_at: int | None) -> Task:
+        """Accept a task and begin it. A repeat, after an answer that was lost, changes nothing."""
+        begun = self._executed.try_begin(tx, report.task_id, report.agent, eta_at)
+        if begun is None:
+            task = self._load_own_task(tx, report)
+            if task.executor == "session":
+                raise WrongState(f"task {task.id} is for a session of {task.agent}")
+            if task.state is TaskState.RUNNING:
+                return task
+            begun = self._executed.start_task(tx, task.id)
+        if report.receipt:
+            self._handles.setdefault(report.agent, []).append(report.receipt)
+            self._accepted.add(report.task_id)
+        return begun
+
+    def end_silent_tasks(self, tx: Tx, limit: int = 100) -> int:
+        """Fail the tasks of agents that have not reported for too long."""
+        silence = self._parts.settings.agent_silence_secs
+        found = tx.fetch_all(_SELECT_SILENT, (tx.now - int(silence * 1000), limit))
+        for (id,) in found:
+            why = f"its agent has not reported for {silence:g} s"
+            self._executed.fail_task(tx, format_event_id(id), EXECUTOR_LOST, why)
+        return len(found)
+
+
+def read_result(tx: Tx, report: TaskReport) -> TaskPayload:
+    if not isinstance(report.result_ref, UnsetType):
+        find_blob(tx, report.result_ref)
+        digest = report.result_ref
+        return TaskPayload(result_ref=digest, mark=digest.encode())
+    raw = EMPTY_PAYLOAD if isinstance(report.result, UnsetType) else bytes(report.result)
+    return TaskPayload(result=raw, mark=fingerprint_content(raw))
