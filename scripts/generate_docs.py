@@ -46,6 +46,7 @@ LAYERS = {
     "events": "envelope, ids, codec, payload encryption, hash chain, blobs",
     "wire": "the operations and answers of agents and their gateway",
     "task_wire": "tasks on the wire",
+    "capability_wire": "capabilities on the wire",
     "frame_types": "the bases of operations and answers",
     "gateway_endpoint": "the files by which a running gateway is found",
     "http_calls": "HTTP calls to a gateway",

@@ -12,12 +12,13 @@ from msgspec import Meta, Struct
 from gatepost import __version__
 from gatepost.access import auth_messages
 from gatepost.capabilities.publication import NewCapability
+from gatepost.capability_wire import CapabilityHealth, CapabilityView
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
 from gatepost.gateway.admin import external_agents, feedback, undelivered_api
-from gatepost.gateway.api import http_routes, report_views, room_views, task_views
+from gatepost.gateway.api import http_routes, report_views, room_views
 from gatepost.gateway.api.route_parameters import AnyRequest
+from gatepost.gateway.api.tasks import task_views
 from gatepost.gateway.hub import hub_api, hub_messages, hub_state
-from gatepost.gateway.hub.capability_service import CapabilityHealth, CapabilityView
 from gatepost.room.records import Fingerprint
 from gatepost.wire import Status
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from gatepost.capability_wire import CapabilityHealth, CapabilityView
 from gatepost.cli import output
 from gatepost.cli.commands.incidents import LimitOption, list_reviews
 from gatepost.cli.gateway_api import quote_segment
@@ -16,36 +17,6 @@ from gatepost.cli.problems import usage_problem
 _PATH = "/v1/capabilities"
 _COLUMNS = ("Capability", "Version", "Owner", "Eligible", "ETA", "Status")
 _INSTALL_COLUMNS = ("Agent", "Version", "Skill", "Since", "Error")
-
-
-class CliCapability(Struct, omit_defaults=True):
-    capability_id: str
-    name: str
-    version: str
-    owner_agent_id: str
-    delegation_skill: str
-    executor_skill: str
-    default_eta_seconds: int
-    contract: str
-    status: str
-    eligible_agent_ids: tuple[str, ...] = ()
-    policy_version: int = 0
-    published_here: bool = False
-
-
-class CliInstall(Struct, omit_defaults=True):
-    agent: str
-    version: str
-    status: str
-    at: int | None = None
-    error: str | None = None
-
-
-class CliCapabilityHealth(Struct):
-    capability: CliCapability
-    tasks: dict[str, int]
-    installs: list[CliInstall]
-    open_reviews: int
 
 
 class _CapabilityFile(Struct):
@@ -79,7 +50,7 @@ def publish_capability(file: Path, /, *, options: GatewayOptions = DEFAULT_OPTIO
     except msgspec.MsgspecError as error:
         raise usage_problem(f"{file} describes no capability: {error}") from None
     with options.find_gateway() as gateway:
-        shown = gateway.put(f"{_PATH}/{quote_segment(id)}", CliCapability, Raw(content))
+        shown = gateway.put(f"{_PATH}/{quote_segment(id)}", CapabilityView, Raw(content))
     text = f"{shown.capability_id} {shown.version} is published for {shown.owner_agent_id}"
     output.print_result(options, shown, lambda: output.print_line(text))
 
@@ -97,7 +68,7 @@ def unpublish_capability(capability: str, /, *, options: GatewayOptions = DEFAUL
         The id of the capability.
     """
     with options.find_gateway() as gateway:
-        shown = gateway.delete(f"{_PATH}/{quote_segment(capability)}", CliCapability)
+        shown = gateway.delete(f"{_PATH}/{quote_segment(capability)}", CapabilityView)
     text = f"{shown.capability_id} is withdrawn"
     output.print_result(options, shown, lambda: output.print_line(text))
 
@@ -110,11 +81,11 @@ def list_capabilities(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
       gatepost capability list
     """
     with options.find_gateway() as gateway:
-        found = gateway.get(_PATH, list[CliCapability])
+        found = gateway.get(_PATH, list[CapabilityView])
     output.print_result(options, found, lambda: _print_list(found))
 
 
-def _print_list(found: Sequence[CliCapability]) -> None:
+def _print_list(found: Sequence[CapabilityView]) -> None:
     if not found:
         output.print_line("no capability is published")
         return
@@ -169,11 +140,11 @@ def show_health(capability: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS
     """
     with options.find_gateway() as gateway:
         path = f"{_PATH}/{quote_segment(capability)}/health"
-        health = gateway.get(path, CliCapabilityHealth)
+        health = gateway.get(path, CapabilityHealth)
     output.print_result(options, health, lambda: _print_health(health))
 
 
-def _print_health(health: CliCapabilityHealth) -> None:
+def _print_health(health: CapabilityHealth) -> None:
     shown = health.capability
     head = f"{shown.capability_id} {shown.version} of {shown.owner_agent_id}, {shown.status}"
     output.print_line(head, "bold")

@@ -9,7 +9,7 @@ from gatepost.errors import GatepostError, InternalError
 from gatepost.gateway.api.dead_letter_operations import DeadLetterOperations
 from gatepost.gateway.api.mailbox_operations import MailboxOperations, TransactionPlan
 from gatepost.gateway.api.send_operations import SendOperations
-from gatepost.gateway.api.task_operations import TaskOperations
+from gatepost.gateway.api.tasks.task_operations import TaskOperations
 from gatepost.gateway.api.wait_registry import WaitRegistry
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx

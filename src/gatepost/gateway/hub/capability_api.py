@@ -5,15 +5,12 @@ from typing import Any
 from litestar.params import JSONBody
 
 from gatepost.capabilities.publication import NewCapability
+from gatepost.capability_wire import CapabilityHealth, CapabilityView
 from gatepost.errors import InvalidRequest
 from gatepost.events import check_agent_id
 from gatepost.gateway.api.route_decorators import delete, get, put
 from gatepost.gateway.api.route_parameters import PathName
-from gatepost.gateway.hub.capability_service import (
-    CapabilityHealth,
-    CapabilityService,
-    CapabilityView,
-)
+from gatepost.gateway.hub.capability_service import CapabilityService
 
 
 def create_routes(service: CapabilityService) -> list[Any]:

@@ -4,7 +4,7 @@ import logging
 from functools import partial
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw
 
 from gatepost.capabilities.contract import compile_contract, encode_contract
 from gatepost.capabilities.publication import (
@@ -23,6 +23,7 @@ from gatepost.capabilities.publication import (
     note_install_task,
     remove_publication,
 )
+from gatepost.capability_wire import CapabilityHealth, CapabilityView, InstallView
 from gatepost.errors import GatepostError, UnknownCapability
 from gatepost.events import fingerprint_content, parse_event_id
 from gatepost.gateway.peers.record_publisher import RecordPublisher
@@ -46,40 +47,6 @@ SELECT state, count(*) FROM task
 WHERE CAST(info AS TEXT) ->> '$.capabilityId' = ? AND requester_node IS NULL GROUP BY state
 """
 _COUNT_REVIEWS = "SELECT count(*) FROM review WHERE capability_id = ? AND status = 'open'"
-
-
-class CapabilityView(Struct, omit_defaults=True):
-    """A capability of the room. `published_here`: this gateway publishes it."""
-
-    capability_id: str
-    name: str
-    version: str
-    owner_agent_id: str
-    delegation_skill: str
-    executor_skill: str
-    default_eta_seconds: int
-    contract: str
-    status: str
-    eligible_agent_ids: tuple[str, ...] = ()
-    policy_version: int = 0
-    published_here: bool = False
-
-
-class InstallView(Struct, omit_defaults=True):
-    agent: str
-    version: str
-    status: str
-    at: int | None = None
-    error: str | None = None
-
-
-class CapabilityHealth(Struct):
-    """How a capability fares: tasks requested here by state, skill installs, open reviews."""
-
-    capability: CapabilityView
-    tasks: dict[str, int]
-    installs: list[InstallView]
-    open_reviews: int
 
 
 class CapabilityService:

@@ -22,7 +22,7 @@ from gatepost.gateway.api.route_parameters import (
     PathName,
     WaitSecs,
 )
-from gatepost.gateway.api.task_views import (
+from gatepost.gateway.api.tasks.task_views import (
     HubAgents,
     HubMessages,
     LogView,
@@ -88,7 +88,7 @@ class CancelBody(Struct, forbid_unknown_fields=True):
     reason: Reason = ""
 
 
-class NackBody(Struct, forbid_unknown_fields=True):
+class HubNackBody(Struct, forbid_unknown_fields=True):
     reason: Reason = ""
 
 
@@ -297,7 +297,7 @@ def _message_routes(api: HubApi) -> list[Any]:
         return Count(count=await api.messages.settle(token, "ack"))
 
     @post(f"{BASE}/messages/nack", summary="Nack the messages taken last", status_code=200)
-    async def nack(data: JSONBody[NackBody], request: AnyRequest) -> Count:
+    async def nack(data: JSONBody[HubNackBody], request: AnyRequest) -> Count:
         token = caller_of(request).require_session()
         return Count(count=await api.messages.settle(token, "nack", data.reason))
 

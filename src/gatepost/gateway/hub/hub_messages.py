@@ -13,7 +13,7 @@ from gatepost.delivery.send_request import fingerprint_payload, fingerprint_send
 from gatepost.errors import Forbidden, GatepostError, InvalidRequest, PolicyDenied
 from gatepost.events import AgentId, fingerprint_content
 from gatepost.gateway.api.mailbox_operations import MailboxOperations
-from gatepost.gateway.api.task_views import (
+from gatepost.gateway.api.tasks.task_views import (
     HubMessage,
     HubMessages,
     LoggedMessage,

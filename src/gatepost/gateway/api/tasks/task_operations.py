@@ -12,11 +12,11 @@ from gatepost.errors import CapabilityUnavailable, GatepostError, InvalidRequest
 from gatepost.events import fingerprint_content
 from gatepost.events.json_payload import check_json_text
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
-from gatepost.gateway.api.task_views import summarize_task, view_task
-from gatepost.gateway.api.task_watchers import TaskWatchers
+from gatepost.gateway.api.tasks.task_view_reader import TaskViewReader
+from gatepost.gateway.api.tasks.task_views import summarize_task, view_task
+from gatepost.gateway.api.tasks.task_watchers import TaskWatchers
 from gatepost.gateway.api.wait_registry import WaitRegistry
 from gatepost.gateway.core import Core
-from gatepost.hub import tasks
 from gatepost.hub.policy import PolicyPrincipal
 from gatepost.hub.session_states import SessionState
 from gatepost.hub.task_request import RequestContent, encode_request
@@ -50,6 +50,7 @@ class TaskOperations:
         self._max_inline_bytes = core.settings.limits.max_payload_inline
         self.watchers = TaskWatchers()
         self.session_states: dict[str, SessionState] = {}
+        self._views = TaskViewReader(core, self.session_states)
         core.tasks.parts.changes.on_changed = self.watchers.task_changed
 
     # -- create
@@ -206,12 +207,12 @@ class TaskOperations:
     def plan_cancel(self, op: TaskCancel) -> TransactionPlan:
         return lambda tx: TaskAwaited(
             re=op.id,
-            task=self._view(tx, self._core.tasks.cancel_task(tx, op.task_id, op.reason).id),
+            task=self._views.view(tx, self._core.tasks.cancel_task(tx, op.task_id, op.reason).id),
         )
 
     async def cancel_task(self, id: str, reason: str) -> TaskView:
         return await self._core.commit(
-            lambda tx: self._view(tx, self._core.tasks.cancel_task(tx, id, reason).id)
+            lambda tx: self._views.view(tx, self._core.tasks.cancel_task(tx, id, reason).id)
         )
 
     async def show_task(self, id: str, wait_secs: float = 0.0, known: int = 0) -> TaskView:
@@ -225,17 +226,16 @@ class TaskOperations:
             watch = self.watchers.next_change if known else self.watchers.end_of
             change = watch(id)
             try:
-                view = await self._core.read(lambda tx: self._view(tx, id))
-                left = deadline - loop.time()
-                if view.has_ended or left <= 0 or (known and view.updated_at > known):
-                    return view
-                if not await self._waits.wait_for(change, left):
-                    return await self._core.read(lambda tx: self._view(tx, id))
+                # A task that is known to be open is looked at only once it has ended.
+                if known or not self.watchers.is_open(id) or wait_secs <= 0:
+                    view = await self._views.read_view(id)
+                    left = deadline - loop.time()
+                    if view.has_ended or left <= 0 or (known and view.updated_at > known):
+                        return view
+                if not await self._waits.wait_for(change, deadline - loop.time()):
+                    return await self._views.read_view(id)
             finally:
                 self.watchers.forget(id, change)
-
-    def _view(self, tx: Tx, id: str) -> TaskView:
-        return view_task(tx, tasks.load_task(tx, id), self.session_states.get(id))
 
 
 def _mark_request(new: NewTask, content: bytes) -> bytes:

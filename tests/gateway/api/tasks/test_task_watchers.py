@@ -1,6 +1,6 @@
 import asyncio
 
-from gatepost.gateway.api.task_watchers import TaskWatchers
+from gatepost.gateway.api.tasks.task_watchers import TaskWatchers
 from gatepost.hub.task_states import TaskState
 from gatepost.hub.tasks import Task
 
@@ -70,3 +70,14 @@ def test_a_stream_that_nobody_reads_is_ended_rather_than_filled() -> None:
         assert count <= 1001
 
     asyncio.run(body())
+
+
+def test_a_task_is_open_from_its_first_change_to_its_end() -> None:
+    watchers = TaskWatchers()
+    assert not watchers.is_open("1")
+    watchers.task_changed(make_task("1"))
+    assert watchers.is_open("1")
+    ended = make_task("1")
+    ended.state = TaskState.COMPLETED
+    watchers.task_changed(ended)
+    assert not watchers.is_open("1")

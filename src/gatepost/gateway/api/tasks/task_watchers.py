@@ -8,6 +8,7 @@ from gatepost.hub.tasks import Task
 
 WaitersByTask = dict[str, set["asyncio.Future[None]"]]
 
+_MAX_OPEN = 100_000
 _MAX_STREAMS = 256
 _STREAM_QUEUE = 1000
 
@@ -19,12 +20,16 @@ class TaskWatchers:
         self._for_change: WaitersByTask = {}
         self._for_end: WaitersByTask = {}
         self._streams: set[asyncio.Queue[Task | None]] = set()
+        self._open: set[str] = set()
         self.listeners: list[Callable[[Task], None]] = []
 
     def task_changed(self, task: Task) -> None:
         woken = self._for_change.pop(task.id, set())
         if task.has_ended:
+            self._open.discard(task.id)
             woken = woken | self._for_end.pop(task.id, set())
+        elif len(self._open) < _MAX_OPEN:
+            self._open.add(task.id)
         for future in woken:
             if not future.done():
                 future.set_result(None)
@@ -35,6 +40,10 @@ class TaskWatchers:
                 self._end_stream(stream)
         for listener in self.listeners:
             listener(task)
+
+    def is_open(self, id: str) -> bool:
+        """Whether a task changed in this process and has not ended. False if that is not known."""
+        return id in self._open
 
     def next_change(self, id: str) -> "asyncio.Future[None]":
         """A future that is resolved at the next change of a task; `forget` it in the end."""
