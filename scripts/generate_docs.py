@@ -23,6 +23,7 @@ from gatepost.events import NodeKey
 from gatepost.hub import task_states
 from gatepost.mailbox import MailboxPolicy
 from gatepost.mailbox.states import TERMINAL_STATES, TRANSITIONS
+from gatepost.mesh import election_states, peer_states
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.tables.schemas import TABLES
 from gatepost.testing import ManualClock
@@ -63,7 +64,7 @@ LAYERS = {
     "delivery": "messages between agents, and the links between gateways ([pipes.md](pipes.md))",
     "capabilities": "what agents can do for others: contracts, publication, misfires",
     "hub": "tasks and the agents that do them: registry, policy, sessions ([hub.md](hub.md))",
-    "mesh": "who is alive and who leads, and the transports of mesh datagrams",
+    "mesh": "who is alive and who leads, and the transports ([mesh.md](mesh.md))",
     "gateway": "the process: API, connections to peers, administration, monitoring",
     "client": "the library for authors of agents",
     "pipeline": "Spark jobs over the archives ([pipeline.md](pipeline.md))",
@@ -111,6 +112,21 @@ def draw_task_states() -> str:
     for (source, input), target in task_states.TRANSITIONS.items():
         lines.append(f"    {source.value} --> {target.value}: {input.value}")
     lines += [f"    {state.value} --> [*]" for state in task_states.TERMINAL_STATES]
+    return "\n".join([*lines, "```"])
+
+
+def draw_peer_states() -> str:
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> hinted: hint"]
+    for (source, input), target in peer_states.TRANSITIONS.items():
+        end = "[*]" if target is peer_states.PeerState.FORGOTTEN else target.value
+        lines.append(f"    {source.value} --> {end}: {input.value}")
+    return "\n".join([*lines, "```"])
+
+
+def draw_election_states() -> str:
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> standby"]
+    for (source, input), target in election_states.TRANSITIONS.items():
+        lines.append(f"    {source.value} --> {target.value}: {input.value}")
     return "\n".join([*lines, "```"])
 
 
@@ -236,6 +252,8 @@ PARTS = {
     "diagram: delivery.states": draw_delivery_states,
     "diagram: inbox.states": draw_inbox_states,
     "diagram: task.states": draw_task_states,
+    "diagram: peer.states": draw_peer_states,
+    "diagram: election.states": draw_election_states,
     "table: errors": error_table,
     "table: pipeline.tables": describe_tables,
     "table: pipeline.rules": rule_table,

@@ -118,7 +118,7 @@ def test_the_architecture_states_the_row_id_of_mail() -> None:
 
 def test_each_state_diagram_is_in_its_document() -> None:
     pages = (("protocol", "mailbox"), ("pipes", "delivery"), ("pipes", "inbox"), ("hub", "task"))
-    for page, name in pages:
+    for page, name in (*pages, ("mesh", "peer"), ("mesh", "election")):
         text = (ROOT / "docs" / f"{page}.md").read_text()
         assert f"<!-- diagram: {name}.states -->\n```mermaid\nstateDiagram-v2" in text
 

@@ -1,0 +1,135 @@
+"""Judges datagrams: each one is a message of a member, or is refused for one reason.
+
+The order of the checks is that of the protocol (sender, timestamp, payload). The costly check, the
+signature, stands behind two rate limits. A sender that returned the cookie of its address has a
+limit of its own, which nobody else can use up. All other datagrams share a small limit, per address
+and together, so forged ones neither cost much nor keep known peers from being heard.
+"""
+
+from gatepost.access.rate_limit import SourceRateLimiter, TokenBucket
+from gatepost.errors import RateLimited
+from gatepost.mesh.address_cookie import AddressCookies
+from gatepost.mesh.datagram_signature import (
+    DatagramSigner,
+    append_signature,
+    is_hmac_valid,
+    split_signature,
+)
+from gatepost.mesh.members import MeshMember, MeshMembers
+from gatepost.mesh.mesh_time import MeshTime, MeshTimers, SteadyClock
+from gatepost.mesh.messages import (
+    Envelope,
+    MeshMessage,
+    MessageType,
+    Payload,
+    PeerAnnounce,
+    decode_envelope,
+    decode_payload,
+    encode_message,
+)
+from gatepost.mesh.refusals import Refusal
+from gatepost.mesh.replay_cache import ReplayCache
+from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES
+
+_ANNOUNCE = MessageType.PEER_ANNOUNCE.value
+_PEER_RATE, _PEER_BURST = 50.0, 100
+_ADDRESS_RATE, _ADDRESS_BURST, _MAX_ADDRESSES = 20.0, 40, 1000
+_UNPROVEN_RATE, _UNPROVEN_BURST = 200.0, 400
+
+
+class DatagramJudge:
+    """`cluster_tokens` are the valid ones; without any, the signature alone admits."""
+
+    def __init__(
+        self, me: str, signer: DatagramSigner, cookies: AddressCookies, timers: MeshTimers, now: int
+    ) -> None:
+        self._me = me
+        self._signer = signer
+        self._cookies = cookies
+        self._tolerance = timers.clock_tolerance_secs
+        self._clock = SteadyClock(now)
+        self._replays = ReplayCache((2 * self._tolerance + 1) * 1000, 1024)
+        self._peers = SourceRateLimiter(_PEER_RATE, _PEER_BURST, self._clock)
+        self._addresses = SourceRateLimiter(
+            _ADDRESS_RATE, _ADDRESS_BURST, self._clock, _MAX_ADDRESSES
+        )
+        self._unproven = TokenBucket(_UNPROVEN_RATE, _UNPROVEN_BURST, self._clock)
+        self.members: MeshMembers = {}
+        self.cluster_tokens: tuple[str, ...] = ()
+
+    def judge_datagram(self, datagram: bytes, source: str, now: MeshTime) -> MeshMessage | Refusal:
+        text, signature = split_signature(datagram)
+        envelope = self._open_envelope(datagram, text, now)
+        if isinstance(envelope, Refusal):
+            return envelope
+        refusal = self._check_origin(envelope, text, signature, source, now)
+        return refusal or self._open_payload(envelope)
+
+    def _open_envelope(self, datagram: bytes, text: bytes, now: MeshTime) -> Envelope | Refusal:
+        """The checks that cost next to nothing."""
+        if len(datagram) > MAX_DATAGRAM_BYTES:
+            return Refusal.OVERSIZED
+        envelope = decode_envelope(text)
+        if envelope is None:
+            return Refusal.MALFORMED
+        if envelope.node_id not in self.members or envelope.node_id == self._me:
+            return Refusal.UNKNOWN_SENDER
+        if envelope.to not in (None, self._me):
+            return Refusal.WRONG_RECEIVER
+        if abs(now.unix_secs - envelope.timestamp) > self._tolerance:
+            return Refusal.CLOCK_SKEW
+        return envelope
+
+    def _check_origin(
+        self, envelope: Envelope, text: bytes, signature: bytes | None, source: str, now: MeshTime
+    ) -> Refusal | None:
+        member = self.members[envelope.node_id]
+        self._clock.set_time(now.steady_ms)
+        if not self._is_within_limits(envelope, source):
+            return Refusal.RATE_LIMITED
+        if not self._is_authentic(member, text, signature, source):
+            return Refusal.BAD_SIGNATURE
+        if signature is not None and envelope.to is None and envelope.type != _ANNOUNCE:
+            # Anybody could have passed it on: only a first word may leave its receiver open.
+            return Refusal.WRONG_RECEIVER
+        is_new = self._replays.add_datagram(member.id, text, now.steady_ms)
+        return None if is_new else Refusal.REPLAYED
+
+    def seal_message(self, message: MeshMessage, now: MeshTime) -> bytes:
+        """The signed datagram of a message of this node."""
+        return append_signature(encode_message(message, now.unix_secs), self._signer)
+
+    def _is_within_limits(self, envelope: Envelope, source: str) -> bool:
+        try:
+            if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
+                self._peers.take_token(envelope.node_id)
+            else:
+                self._addresses.take_token(source)
+                self._unproven.take_tokens(1)
+        except RateLimited:
+            return False
+        return True
+
+    def _is_authentic(
+        self, member: MeshMember, text: bytes, signature: bytes | None, source: str
+    ) -> bool:
+        if signature is None:
+            return bool(member.tunnel_ip) and _host_of(source) == member.tunnel_ip
+        return self._signer.verify(member.public_key, text, signature)
+
+    def _open_payload(self, envelope: Envelope) -> MeshMessage | Refusal:
+        payload = decode_payload(envelope)
+        if payload is None:
+            return Refusal.BAD_PAYLOAD
+        if not self._has_token(envelope, payload):
+            return Refusal.BAD_HMAC
+        return MeshMessage(envelope.node_id, payload, envelope.to, envelope.cookie, envelope.echo)
+
+    def _has_token(self, envelope: Envelope, payload: Payload) -> bool:
+        if not isinstance(payload, PeerAnnounce) or not self.cluster_tokens:
+            return True
+        return is_hmac_valid(self.cluster_tokens, envelope.node_id, envelope.to or "", payload)
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")

@@ -1,0 +1,82 @@
+"""Signed datagrams: the signature is the last field, and covers all bytes before it.
+
+A reader checks the signature before it decodes anything but the envelope, and never decodes a byte
+that is not signed. The signature also covers the room, so that a datagram counts in one room only.
+"""
+
+from base64 import b64decode, b64encode
+from hmac import compare_digest, digest
+from typing import Protocol
+
+from nacl.exceptions import CryptoError
+from nacl.signing import VerifyKey
+
+from gatepost.events import NodeKey
+from gatepost.mesh.messages import PeerAnnounce
+
+_FIELD = b',"signature":"'
+_END = b'"}'
+_SIGNATURE_CHARS = 88
+_TAIL_BYTES = len(_FIELD) + _SIGNATURE_CHARS + len(_END)
+_CONTEXT = b"gatepost mesh datagram\0"
+
+
+class DatagramSigner(Protocol):
+    """Signs as one node, and knows the signatures of others by their public keys."""
+
+    def sign(self, text: bytes) -> bytes: ...
+
+    def verify(self, public_key: bytes, text: bytes, signature: bytes) -> bool: ...
+
+
+class NodeKeySigner:
+    """Ed25519 signatures of node keys. `room` tells rooms apart."""
+
+    def __init__(self, key: NodeKey, room: bytes) -> None:
+        self._key = key
+        self._context = _CONTEXT + room + b"\0"
+        self._verify_keys: dict[bytes, VerifyKey] = {}
+
+    def sign(self, text: bytes) -> bytes:
+        return self._key.sign(self._context + text)
+
+    def verify(self, public_key: bytes, text: bytes, signature: bytes) -> bool:
+        key = self._verify_keys.get(public_key)
+        if key is None:
+            # Only keys of members come here, so this stays as small as the room.
+            key = self._verify_keys.setdefault(public_key, VerifyKey(public_key))
+        try:
+            key.verify(self._context + text, signature)
+        except (CryptoError, ValueError):
+            return False
+        return True
+
+
+def append_signature(text: bytes, signer: DatagramSigner) -> bytes:
+    """Add the signature to a JSON object."""
+    return text[:-1] + _FIELD + b64encode(signer.sign(text)) + _END
+
+
+def split_signature(datagram: bytes) -> tuple[bytes, bytes | None]:
+    """The signed JSON object, and its signature; None if the datagram has none."""
+    tail = datagram[-_TAIL_BYTES:]
+    if not (tail.startswith(_FIELD) and tail.endswith(_END)):
+        return datagram, None
+    try:
+        signature = b64decode(tail[len(_FIELD) : -len(_END)], validate=True)
+    except ValueError:
+        return datagram, None
+    return datagram[:-_TAIL_BYTES] + b"}", signature
+
+
+def compute_hmac(cluster_token: str, sender: str, to: str, announce: PeerAnnounce) -> str:
+    """The HMAC by which an announcement proves the cluster token without showing it."""
+    fields = (sender, to, announce.wg_pubkey, announce.wg_endpoint, announce.tunnel_ip)
+    return b64encode(digest(cluster_token.encode(), "\0".join(fields).encode(), "sha256")).decode()
+
+
+def is_hmac_valid(tokens: tuple[str, ...], sender: str, to: str, announce: PeerAnnounce) -> bool:
+    """Whether the announcement was made with one of the valid cluster tokens."""
+    shown = announce.hmac.encode()
+    expected = [compute_hmac(token, sender, to, announce).encode() for token in tokens]
+    return any(compare_digest(shown, each) for each in expected)

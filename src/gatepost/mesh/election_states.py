@@ -1,0 +1,48 @@
+"""The states of the election, as one node sees it, and the only moves between them.
+
+A `standby` hears a publisher. Silence of the publisher makes it `suspect`; after the grace, or at
+once when the publisher releases its lease, the office is `vacant`. Of the living nodes that may
+lead, the one with the best rank then claims a new term and is `publisher`. A node without any peer
+is publisher at once. A publisher steps down when it sees a better one. One that slept longer than
+its lease lasts has lost it, and listens first.
+"""
+
+from enum import StrEnum
+
+
+class ElectionState(StrEnum):
+    STANDBY = "standby"
+    SUSPECT = "suspect"
+    VACANT = "vacant"
+    PUBLISHER = "publisher"
+
+
+class ElectionInput(StrEnum):
+    HEARD = "publisher heard"
+    SILENCE = "publisher silent"
+    GRACE_OVER = "grace over"
+    RELEASE = "lease released"
+    ELECTED = "elected"
+    ALONE = "alone"
+    BETTER = "better publisher"
+    LAPSE = "slept too long"
+
+
+_S, _I = ElectionState, ElectionInput
+
+TRANSITIONS: dict[tuple[ElectionState, ElectionInput], ElectionState] = {
+    (_S.STANDBY, _I.HEARD): _S.STANDBY,
+    (_S.STANDBY, _I.SILENCE): _S.SUSPECT,
+    (_S.STANDBY, _I.RELEASE): _S.VACANT,
+    (_S.STANDBY, _I.ALONE): _S.PUBLISHER,
+    (_S.SUSPECT, _I.HEARD): _S.STANDBY,
+    (_S.SUSPECT, _I.GRACE_OVER): _S.VACANT,
+    (_S.SUSPECT, _I.RELEASE): _S.VACANT,
+    (_S.SUSPECT, _I.ALONE): _S.PUBLISHER,
+    (_S.VACANT, _I.HEARD): _S.STANDBY,
+    (_S.VACANT, _I.ELECTED): _S.PUBLISHER,
+    (_S.VACANT, _I.ALONE): _S.PUBLISHER,
+    (_S.PUBLISHER, _I.BETTER): _S.STANDBY,
+    (_S.PUBLISHER, _I.RELEASE): _S.VACANT,
+    (_S.PUBLISHER, _I.LAPSE): _S.SUSPECT,
+}

@@ -1,0 +1,73 @@
+"""One node of the mesh in terms of datagrams: the judge before the coordinator."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from gatepost.mesh.coordinator import ANNOUNCE_BYTES, MeshCoordinator
+from gatepost.mesh.datagram_judge import DatagramJudge
+from gatepost.mesh.decisions import DatagramRefused, MeshDecision, SendDatagram, SendMessage
+from gatepost.mesh.members import MeshMembers
+from gatepost.mesh.mesh_time import MeshTime
+from gatepost.mesh.messages import IntroPoints, MeshMessage, PeerAnnounce
+from gatepost.mesh.refusals import Refusal
+
+
+class MeshNode:
+    """Every input returns the decisions that follow, with whole datagrams to send."""
+
+    def __init__(self, coordinator: MeshCoordinator, judge: DatagramJudge) -> None:
+        self.coordinator = coordinator
+        self._judge = judge
+        self.received = 0
+        self.refused: Counter[Refusal] = Counter()
+
+    def set_members(self, members: MeshMembers, now: MeshTime) -> list[MeshDecision]:
+        self._judge.members = members
+        return self._seal(self.coordinator.set_members(members, now.steady_ms), now)
+
+    def set_cluster_tokens(self, tokens: tuple[str, ...]) -> None:
+        """The valid tokens; the first one is used for this node's own announcements."""
+        self._judge.cluster_tokens = tokens
+        self.coordinator.cluster_token = tokens[0] if tokens else ""
+
+    def share_intro_points(self, points: IntroPoints) -> None:
+        self.coordinator.share_intro_points(points)
+
+    def receive(self, datagram: bytes, source: str, now: MeshTime) -> list[MeshDecision]:
+        self.received += 1
+        verdict = self._judge.judge_datagram(datagram, source, now)
+        if isinstance(verdict, Refusal):
+            self.refused[verdict] += 1
+            return [DatagramRefused(verdict)]
+        decisions = self.coordinator.handle_message(verdict, source, len(datagram), now.steady_ms)
+        for decision in decisions:
+            if isinstance(decision, DatagramRefused):
+                self.refused[decision.refusal] += 1
+        return self._seal(decisions, now)
+
+    def hint_peer(self, node: str, address: str, now: MeshTime) -> list[MeshDecision]:
+        return self._seal(self.coordinator.hint_peer(node, address, now.steady_ms), now)
+
+    def tick(self, now: MeshTime) -> list[MeshDecision]:
+        return self._seal(self.coordinator.tick(now.steady_ms), now)
+
+    def release_lease(self, now: MeshTime) -> list[MeshDecision]:
+        return self._seal(self.coordinator.release_lease(), now)
+
+    def _seal(self, decisions: Iterable[MeshDecision], now: MeshTime) -> list[MeshDecision]:
+        return [
+            SendDatagram(each.address, self._seal_message(each.message, now))
+            if isinstance(each, SendMessage)
+            else each
+            for each in decisions
+        ]
+
+    def _seal_message(self, message: MeshMessage, now: MeshTime) -> bytes:
+        datagram = self._judge.seal_message(message, now)
+        missing = ANNOUNCE_BYTES - len(datagram) - len(',"padding":""')
+        if isinstance(message.payload, PeerAnnounce) and missing > 0:
+            padded = replace(message.payload, padding="." * missing)
+            return self._judge.seal_message(replace(message, payload=padded), now)
+        return datagram

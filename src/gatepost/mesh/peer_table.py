@@ -1,0 +1,156 @@
+"""The peers of one node: who they are, where they are, and whether they are alive.
+
+A peer is a member of the room that gossip, the operator or a datagram named. Its address counts
+once the peer has returned the address's cookie. Each peer has a credit: the bytes that it has sent.
+Answers to an unproven address, and announcements to nodes that the peer hinted at, are paid from
+it. So nobody makes this node send more than it received.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from gatepost.mesh.members import MeshMembers
+from gatepost.mesh.mesh_time import MeshTimers
+from gatepost.mesh.messages import KnownPeer, Priority, Term
+from gatepost.mesh.peer_states import TRANSITIONS, PeerInput, PeerState
+
+MAX_PEERS = 1024
+_MAX_CREDIT = 4_800
+_HINT_TRIES = 3
+
+
+class MeshPeer(Struct):
+    """One peer. `cookie` is to be echoed to it; `address` is proven, `hinted_address` is not."""
+
+    id: str
+    heard_at: int
+    state: PeerState = PeerState.HINTED
+    address: str = ""
+    hinted_address: str = ""
+    hinted_by: str | None = None
+    tries_left: int = 0
+    credit: int = 0
+    cookie: str = ""
+    priority: Priority | None = None
+    is_publisher: bool = False
+    term: Term | None = None
+    reported_at: int | None = None
+    gossip_count: int = 0
+    wg_pubkey: str = ""
+    tunnel_ip: str = ""
+
+    @property
+    def is_authenticated(self) -> bool:
+        return self.state is not PeerState.HINTED
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state is PeerState.ALIVE
+
+    def describe(self) -> KnownPeer:
+        return KnownPeer(self.id, self.wg_pubkey, self.address, self.tunnel_ip)
+
+    def earn_credit(self, size: int) -> None:
+        self.credit = min(self.credit + size, _MAX_CREDIT)
+
+    def spend_credit(self, size: int) -> bool:
+        """Pay for a datagram that this peer caused. False if it sent too little for that."""
+        if self.credit < size:
+            return False
+        self.credit -= size
+        return True
+
+
+class PeerTable:
+    """All peers. Each change of a state is noted until `take_changes`."""
+
+    def __init__(self, timers: MeshTimers) -> None:
+        self._timers = timers
+        self._peers: dict[str, MeshPeer] = {}
+        self._changes: dict[str, PeerState] = {}
+
+    def __iter__(self) -> Iterator[MeshPeer]:
+        return iter(self._peers.values())
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def find_peer(self, node: str) -> MeshPeer | None:
+        return self._peers.get(node)
+
+    def living_peers(self) -> Iterable[MeshPeer]:
+        return [peer for peer in self._peers.values() if peer.is_alive]
+
+    def hear_peer(self, node: str, size: int, now: int) -> MeshPeer | None:
+        """An authentic datagram of this size came from a member. None if the table is full."""
+        peer = self._peers.get(node) or self._add_peer(node, now)
+        if peer is not None:
+            peer.heard_at = now
+            peer.earn_credit(size)
+            self._move(peer, PeerInput.DATAGRAM)
+        return peer
+
+    def hint_peer(self, node: str, address: str, by: str | None, now: int) -> MeshPeer | None:
+        """Somebody names a node that is not alive here. `by` None: the operator, who pays nothing.
+
+        None if the hint tells nothing new.
+        """
+        peer = self._peers.get(node) or self._add_peer(node, now)
+        if peer is None or peer.is_alive or not address or peer.tries_left:
+            return None
+        if address == peer.address:
+            return None
+        peer.hinted_address, peer.hinted_by, peer.tries_left = address, by, _HINT_TRIES
+        if not peer.is_authenticated:
+            peer.heard_at = now
+        return peer
+
+    def prove_address(self, peer: MeshPeer, address: str) -> None:
+        """The peer has returned the cookie of this address."""
+        peer.address, peer.hinted_address, peer.tries_left = address, "", 0
+
+    def mark_left(self, node: str) -> None:
+        peer = self._peers.get(node)
+        if peer is not None and peer.state in (PeerState.ALIVE, PeerState.SUSPECT):
+            self._move(peer, PeerInput.LEAVE)
+
+    def check_silence(self, now: int) -> None:
+        for peer in list(self._peers.values()):
+            silence = now - peer.heard_at
+            if peer.is_alive and silence >= self._timers.suspect_ms:
+                self._move(peer, PeerInput.SILENCE)
+            unanswered = peer.state in (PeerState.SUSPECT, PeerState.HINTED)
+            if unanswered and silence >= self._timers.takeover_ms:
+                self._move(peer, PeerInput.LONG_SILENCE)
+
+    def skip_time(self, gap: int) -> None:
+        for peer in self._peers.values():
+            peer.heard_at += gap
+
+    def keep_members(self, members: MeshMembers) -> None:
+        """Drop everybody who is no member any more."""
+        for node in [node for node in self._peers if node not in members]:
+            del self._peers[node]
+            self._changes.pop(node, None)
+
+    def take_changes(self) -> dict[str, PeerState]:
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def _add_peer(self, node: str, now: int) -> MeshPeer | None:
+        if len(self._peers) >= MAX_PEERS:
+            return None
+        return self._peers.setdefault(node, MeshPeer(node, now))
+
+    def _move(self, peer: MeshPeer, input: PeerInput) -> None:
+        state = TRANSITIONS[peer.state, input]
+        if state is peer.state:
+            return
+        peer.state = state
+        if state is not PeerState.ALIVE:
+            peer.is_publisher = False
+        if state is PeerState.FORGOTTEN:
+            del self._peers[peer.id]
+        else:
+            self._changes[peer.id] = state

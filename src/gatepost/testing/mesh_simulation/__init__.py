@@ -1,0 +1,15 @@
+"""Elections of whole meshes on virtual time, from one seed: the real core, without its network."""
+
+from gatepost.testing.mesh_simulation.faults import FaultPlan, draw_plan
+from gatepost.testing.mesh_simulation.run import MeshRunResult, simulate_mesh
+from gatepost.testing.mesh_simulation.simulated_node import SimulatedMeshNode
+from gatepost.testing.mesh_simulation.simulator import MeshSimulator
+
+__all__ = [
+    "FaultPlan",
+    "MeshRunResult",
+    "MeshSimulator",
+    "SimulatedMeshNode",
+    "draw_plan",
+    "simulate_mesh",
+]

@@ -1,0 +1,177 @@
+"""Hostile datagrams: each is refused for its own reason, and the good ones still pass."""
+
+import json
+from random import Random
+
+import pytest
+
+from gatepost.mesh.datagram_signature import NodeKeySigner, append_signature
+from gatepost.mesh.members import MeshMember
+from gatepost.mesh.messages import (
+    Heartbeat,
+    LeaseClaim,
+    MeshMessage,
+    MeshRole,
+    PeerAnnounce,
+    encode_message,
+)
+from gatepost.mesh.refusals import Refusal
+from tests.mesh.harness import Neighbour, Wire, at
+
+BEAT = Heartbeat(MeshRole.STANDBY, None, (), 0)
+
+
+@pytest.fixture
+def ann() -> Neighbour:
+    return Neighbour("ann")
+
+
+@pytest.fixture
+def bob(ann: Neighbour) -> Neighbour:
+    """Bob hears ann. Neither knows the address of the other yet."""
+    bob = Neighbour("bob")
+    Wire(ann, bob)
+    return bob
+
+
+def judge(bob: Neighbour, datagram: bytes, source: str = "ann:7", now: int = 0) -> object:
+    return bob.judge.judge_datagram(datagram, source, at(now))
+
+
+def test_a_datagram_of_a_member_is_its_message(ann: Neighbour, bob: Neighbour) -> None:
+    assert judge(bob, ann.seal(BEAT, "bob")) == MeshMessage("ann", BEAT, "bob")
+
+
+def test_an_unknown_sender_is_refused_before_anything_else_is_looked_at(bob: Neighbour) -> None:
+    """The order of the protocol: sender, then timestamp, then payload."""
+    zed = Neighbour("zed")
+    assert judge(bob, zed.seal(BEAT, "bob")) is Refusal.UNKNOWN_SENDER
+    assert judge(bob, zed.seal(BEAT, "bob", now=60_000)) is Refusal.UNKNOWN_SENDER
+    text = b'{"node_id":"zed","timestamp":0,"type":"x","payload":7}'
+    assert judge(bob, text) is Refusal.UNKNOWN_SENDER
+
+
+@pytest.mark.parametrize(("secs", "passes"), [(5, True), (6, False), (-5, True), (-6, False)])
+def test_the_clock_window_is_five_seconds(
+    ann: Neighbour, bob: Neighbour, secs: int, passes: bool
+) -> None:
+    text = encode_message(MeshMessage("ann", BEAT, "bob"), at(0).unix_secs + secs)
+    verdict = judge(bob, append_signature(text, ann.signer))
+    assert isinstance(verdict, MeshMessage) if passes else verdict is Refusal.CLOCK_SKEW
+
+
+def test_a_bad_timestamp_counts_before_a_bad_payload(ann: Neighbour, bob: Neighbour) -> None:
+    text = b'{"node_id":"ann","timestamp":0,"type":"heartbeat","payload":7,"to":"bob"}'
+    assert judge(bob, append_signature(text, ann.signer)) is Refusal.CLOCK_SKEW
+    text = text.replace(b":0,", b":%d," % at(0).unix_secs)
+    assert judge(bob, append_signature(text, ann.signer)) is Refusal.BAD_PAYLOAD
+
+
+def test_nobody_speaks_in_the_name_of_another(ann: Neighbour, bob: Neighbour) -> None:
+    eve = Neighbour("eve")
+    text = encode_message(MeshMessage("ann", LeaseClaim(0), "bob"), at(0).unix_secs)
+    assert judge(bob, append_signature(text, eve.signer)) is Refusal.BAD_SIGNATURE
+    assert judge(bob, text) is Refusal.BAD_SIGNATURE
+    other_room = NodeKeySigner(ann.key, b"another room")
+    assert judge(bob, append_signature(text, other_room)) is Refusal.BAD_SIGNATURE
+    own = encode_message(MeshMessage("bob", BEAT, "bob"), at(0).unix_secs)
+    assert judge(bob, append_signature(own, bob.signer)) is Refusal.UNKNOWN_SENDER
+
+
+def test_a_datagram_counts_once(ann: Neighbour, bob: Neighbour) -> None:
+    datagram = ann.seal(BEAT, "bob")
+    assert isinstance(judge(bob, datagram), MeshMessage)
+    assert judge(bob, datagram, now=4_000) is Refusal.REPLAYED
+    assert judge(bob, datagram, source="eve:7", now=4_000) is Refusal.REPLAYED
+    assert judge(bob, datagram, now=6_000) is Refusal.CLOCK_SKEW
+
+
+def test_a_datagram_for_another_node_is_not_passed_on(ann: Neighbour, bob: Neighbour) -> None:
+    assert judge(bob, ann.seal(BEAT, "cat")) is Refusal.WRONG_RECEIVER
+    assert judge(bob, ann.seal(BEAT, None)) is Refusal.WRONG_RECEIVER
+    assert isinstance(judge(bob, ann.seal(PeerAnnounce("", "", "", ""), None)), MeshMessage)
+
+
+def test_an_oversized_datagram_is_not_decoded(ann: Neighbour, bob: Neighbour) -> None:
+    announce = PeerAnnounce("", "", "", "", padding="." * 1200)
+    assert judge(bob, ann.seal(announce, "bob")) is Refusal.OVERSIZED
+    assert judge(bob, b"[" * 100_000) is Refusal.OVERSIZED
+
+
+def test_inside_a_tunnel_the_tunnel_authenticates(ann: Neighbour, bob: Neighbour) -> None:
+    member = MeshMember("ann", ann.key.public, True, tunnel_ip="10.200.200.2")
+    bob.judge.members = {"ann": member}
+    text = encode_message(MeshMessage("ann", BEAT), at(0).unix_secs)
+    assert judge(bob, text, source="10.200.200.3:51820") is Refusal.BAD_SIGNATURE
+    assert isinstance(judge(bob, text, source="10.200.200.2:51820"), MeshMessage)
+
+
+def test_an_announcement_needs_the_cluster_token_where_there_is_one(
+    ann: Neighbour, bob: Neighbour
+) -> None:
+    bob.node.set_cluster_tokens(("token",))
+    announce = ann.seal(PeerAnnounce("", "", "", ""), "bob")
+    assert judge(bob, announce) is Refusal.BAD_HMAC
+
+
+def test_a_flood_of_forgeries_costs_few_signatures_and_silences_nobody(
+    ann: Neighbour, bob: Neighbour
+) -> None:
+    cookie = bob.coordinator._cookies.cookie_for("ann", "ann:7")
+    checked = 0
+    for number in range(20_000):
+        text = encode_message(MeshMessage("ann", LeaseClaim(number), "bob"), at(0).unix_secs)
+        forged = append_signature(text, _Forger())
+        verdict = judge(bob, forged, source=f"10.0.{number % 250}.1:7", now=number // 20)
+        checked += verdict is Refusal.BAD_SIGNATURE
+        assert verdict in (Refusal.BAD_SIGNATURE, Refusal.RATE_LIMITED)
+    assert checked <= 400 + 200 + 1
+    datagram = ann.seal(BEAT, "bob", echo=cookie)
+    assert isinstance(judge(bob, datagram, now=1_000), MeshMessage)
+
+
+def test_a_member_that_floods_is_limited_alone(ann: Neighbour) -> None:
+    bob, eve = Neighbour("bob"), Neighbour("eve", may_lead=False)
+    Wire(ann, bob, eve)
+    cookies = bob.coordinator._cookies
+    echo = cookies.cookie_for("eve", "eve:7")
+    verdicts = [
+        judge(bob, eve.seal(LeaseClaim(n), "bob", echo=echo), source="eve:7") for n in range(300)
+    ]
+    assert verdicts.count(Refusal.RATE_LIMITED) == 200
+    echo = cookies.cookie_for("ann", "ann:7")
+    assert isinstance(judge(bob, ann.seal(BEAT, "bob", echo=echo)), MeshMessage)
+
+
+def test_mutated_datagrams_never_raise_and_never_count(ann: Neighbour, bob: Neighbour) -> None:
+    random, datagram = Random(7), ann.seal(BEAT, "bob")
+    for number in range(3_000):
+        mutated = bytearray(datagram)
+        for _ in range(random.randint(1, 8)):
+            mutated[random.randrange(len(mutated))] = random.randrange(256)
+        del mutated[random.randint(1, len(mutated)) :]
+        verdict = judge(bob, bytes(mutated), source=f"eve:{number}", now=number * 10)
+        assert isinstance(verdict, Refusal) or bytes(mutated) == datagram
+
+
+def test_signed_nonsense_of_a_member_never_raises(ann: Neighbour, bob: Neighbour) -> None:
+    random = Random(8)
+    values: list[object] = [None, -1, 2**70, 1.5, "", "\x00", "é" * 9, [], {}, [[]] * 9, True]
+    for number in range(500):
+        payload = {
+            name: random.choice(values)
+            for name in ("role", "known_peers", "priority", "term", "backend", "intro_points")
+        }
+        kind = random.choice(["heartbeat", "lease_claim", "peer_announce", "unheard of", ""])
+        whole = {"node_id": "ann", "timestamp": at(number * 100).unix_secs, "type": kind}
+        text = json.dumps(whole | {"payload": payload, "to": "bob"}).encode()
+        verdict = judge(bob, append_signature(text, ann.signer), now=number * 100)
+        assert verdict in (Refusal.BAD_PAYLOAD, Refusal.RATE_LIMITED)
+
+
+class _Forger:
+    def sign(self, text: bytes) -> bytes:
+        return b"\x01" * 64
+
+    def verify(self, public_key: bytes, text: bytes, signature: bytes) -> bool:
+        return False
