@@ -44,6 +44,14 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked_gateways() -> None:
+    from gatepost.testing import GatewayProcess
+    from tests.forked_gateways import ForkedGateway
+
+    GatewayProcess.launch = ForkedGateway
+
+
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """The one Spark session of this process: its JVM takes seconds to start."""

@@ -4,10 +4,10 @@ import contextlib
 import json
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -16,6 +16,7 @@ import pytest
 from gatepost.errors import ConfigError
 from gatepost.gateway import serve
 from gatepost.testing import GatewayProcess
+from gatepost.testing.gateway import launch_gateway
 from tests.gateway.tools import (
     client,
     drop,
@@ -192,7 +193,7 @@ def test_a_writer_that_hangs_is_seen_and_does_not_keep_the_process_from_ending(
 ) -> None:
     script = tmp_path / "hanging_gateway.py"
     script.write_text(_HANGING_GATEWAY)
-    monkeypatch.setattr("gatepost.testing.gateway._COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(GatewayProcess, "launch", partial(launch_gateway, program=(str(script),)))
     with (
         GatewayProcess(state, journal__stall_secs=0.1, node__stop_secs=1) as gateway,
         client(gateway) as http,

@@ -8,14 +8,52 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, ClassVar, Protocol, Self
 
 from gatepost.errors import Unavailable
 
-_COMMAND = (sys.executable, "-m", "gatepost.gateway")
 _PATIENCE = 20.0
+
+
+class StartedProcess(Protocol):
+    """The part of `subprocess.Popen` that a gateway's process needs."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdin(self) -> Any: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class GatewayLauncher(Protocol):
+    def __call__(
+        self, arguments: list[str], env: Mapping[str, str], log: IO[bytes]
+    ) -> StartedProcess: ...
+
+
+def launch_gateway(
+    arguments: list[str],
+    env: Mapping[str, str],
+    log: IO[bytes],
+    program: tuple[str, ...] = ("-m", "gatepost.gateway"),
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+    )
 
 
 class GatewayProcess:
@@ -24,12 +62,14 @@ class GatewayProcess:
     The first start takes any free port; later ones take the same, so that clients find it again.
     """
 
+    launch: ClassVar[GatewayLauncher] = staticmethod(launch_gateway)
+
     def __init__(self, state_dir: Path, **settings: object) -> None:
         self.state_dir = state_dir
         self.log = state_dir.with_name(f"{state_dir.name}.log")
         self.port = 0
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: StartedProcess | None = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -60,14 +100,9 @@ class GatewayProcess:
         """Start the process without waiting for it."""
         assert self._process is None, "the gateway runs already"
         with self._open_log() as log:
-            self._process = subprocess.Popen(
-                [*_COMMAND, str(self.state_dir), "--until-stdin-closes"],
-                env=self._environment(),
-                # Our end closes when this process ends, even if it is killed.
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-            )
+            # Our end of its standard input closes when this process ends, even if it is killed.
+            arguments = [str(self.state_dir), "--until-stdin-closes"]
+            self._process = self.launch(arguments, self._environment(), log)
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + _PATIENCE
@@ -113,14 +148,13 @@ class GatewayProcess:
         with urllib.request.urlopen(request, timeout=5) as response:
             return json.load(response)
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> StartedProcess:
         assert self._process is not None, "the gateway does not run"
         return self._process
 
     def _reap(self) -> int:
         process, self._process = self._running(), None
         status = process.wait(timeout=_PATIENCE)
-        assert process.stdin is not None
         process.stdin.close()
         return status
 
