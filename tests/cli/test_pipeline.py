@@ -277,10 +277,11 @@ def test_ctrl_c_at_work_ends_it_without_a_word(tmp_path: Path) -> None:
     cli = _cli(tmp_path)
     archive, tables = tmp_path / "archive", tmp_path / "tables"
     assert (
-        run_command(["pipeline", "synth", str(archive), "--events", "400000", "--nodes", "4"]) == 0
+        run_command(["pipeline", "synth", str(archive), "--events", "100000", "--nodes", "4"]) == 0
     )
     arguments = ("pipeline", "run", "--archive", str(archive), "--tables", str(tables))
-    with cli.running(*arguments) as process:
+    # A master is named, so Spark does the work, which takes it some seconds.
+    with cli.running(*arguments, "--master", "local[2]") as process:
         wait_until(lambda: list(tables.glob("_batches/*.json")), 60)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)

@@ -76,8 +76,9 @@ def test_a_blob_for_another_reader(siege: Siege, mallory: HostileNode) -> None:
 
 
 def test_questions_for_the_room_without_end(siege: Siege, mallory: HostileNode) -> None:
+    # It is named if it costs more than its share, which depends on the machine.
     with (
-        siege.expect_no_harm(mallory, grow_mib=GROW_MIB),
+        siege.expect_no_harm(mallory, grow_mib=GROW_MIB, named=False),
         mallory.connect(close_timeout=0.5) as connection,
     ):
         try:
