@@ -25,6 +25,20 @@ def test_every_message_ends_once(first: int) -> None:
         assert result.verdict.counts.processed > result.verdict.counts.dead_lettered
 
 
+# Fewer messages, for they are under test above.
+TASK_SHAPE = RunShape(messages=choose(20, 100), tasks=choose(40, 200))
+TASK_SEEDS = choose(3, 500)
+
+
+@pytest.mark.parametrize("seed", range(TASK_SEEDS))
+def test_every_task_ends_once(seed: int) -> None:
+    result = simulate(seed, TASK_SHAPE)
+    assert result.verdict.ok, f"replay it: {TASK_SHAPE.replay_command(seed)}\n{result.verdict}"
+    counts = result.verdict.counts
+    assert counts.tasks >= TASK_SHAPE.tasks * 0.8
+    assert counts.tasks_completed > counts.tasks * 0.3
+
+
 def _trace(seed: int, hash_seed: str) -> bytes:
     command = [sys.executable, "-m", "gatepost.testing.simulation", "--trace", "--frames"]
     arguments = ["--seed", str(seed), "--messages", "60"]

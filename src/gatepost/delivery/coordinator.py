@@ -34,6 +34,7 @@ from gatepost.delivery.decisions import (
     ForwardMail,
     GiveUpDelivery,
     HoldReported,
+    JournalLost,
     OwnEvent,
     PairMoved,
     ReaderRestored,
@@ -74,9 +75,13 @@ from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.routing import Route, RoutingDirectory
 from gatepost.wire import DeadLetter, EnqueueAck, Failure, NewSend, Sent
 
-# What the hub hears of: requests and reports of tasks, and the ends of their mail and deliveries.
+# What the hub hears of: requests and reports of tasks, the ends of their mail and deliveries, lost
+# journals of other gateways, and mail with a task that goes on to another gateway, unless the hub
+# answers with decisions instead.
 # A text is the digest of a blob that arrived.
-TaskNews = TaskRequested | TaskReported | DeliveryEnded | TurnEnded | str
+TaskNews = (
+    TaskRequested | TaskReported | DeliveryEnded | TurnEnded | ForwardMail | JournalLost | str
+)
 OnTaskNews = Callable[[Tx, TaskNews], Decisions]
 
 
@@ -134,6 +139,7 @@ class DeliveryCoordinator:
             PairMoved: sender.close_pair_numbers,
             ReaderRestored: sender.recovery.answer_restored,
             ReaderResumed: sender.recovery.announce_resumed,
+            JournalLost: self._tell_hub,
             DeliveryAccepted: self._note_accepted,
             DeliveryEnded: self._end_delivery,
             TurnEnded: self._end_turn,
@@ -196,6 +202,12 @@ class DeliveryCoordinator:
             route = Route(node, "reply")
         else:
             route = self.routes.find_route(tx, out.to_agent)
+        self.routes.require_member(route)
+        self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
+
+    def send_to_node(self, tx: Tx, out: OutgoingEvent, node: str) -> None:
+        """Send an event to a node, wherever its agent lives now."""
+        route = Route(node, "executor")
         self.routes.require_member(route)
         self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
 
@@ -412,6 +424,10 @@ class DeliveryCoordinator:
 
     def _forward_mail(self, tx: Tx, forward: ForwardMail) -> Decisions:
         """Emit forwarded mail; if that fails, only this mail is lost."""
+        if forward.event.kind == EventKind.TASK_CREATE and (
+            decided := self._on_task_news(tx, forward)
+        ):
+            return decided
         mark = tx.begin_operation()
         try:
             self._forwarder.record_forward(tx, forward)
@@ -423,7 +439,7 @@ class DeliveryCoordinator:
         tx.keep_operation()
         return decisions
 
-    def _tell_hub(self, tx: Tx, news: TaskRequested | TaskReported) -> Decisions:
+    def _tell_hub(self, tx: Tx, news: TaskRequested | TaskReported | JournalLost) -> Decisions:
         return self._on_task_news(tx, news)
 
 

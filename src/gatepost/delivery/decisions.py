@@ -88,6 +88,12 @@ class ReaderRestored(NamedTuple):
     through: int
 
 
+class JournalLost(NamedTuple):
+    """The journal of `node` is another one than it was: the tasks that it executed are lost."""
+
+    node: str
+
+
 class ReaderResumed(NamedTuple):
     """Everything that the lost journal of `node` may have heard of is given up.
 
@@ -196,6 +202,7 @@ Decision = (
     | PairMoved
     | ReaderRestored
     | ReaderResumed
+    | JournalLost
     | DeliveryAccepted
     | DeliveryEnded
     | TurnEnded

@@ -6,7 +6,7 @@ from msgspec import UnsetType
 
 from gatepost.delivery.blob_records import find_blob
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD
-from gatepost.errors import Forbidden, WrongState
+from gatepost.errors import Forbidden, UnknownTask, WrongState
 from gatepost.events import fingerprint_content, format_event_id
 from gatepost.hub import tasks
 from gatepost.hub.executed_tasks import ExecutedTasks
@@ -31,6 +31,8 @@ class AgentReports:
         # Agent → lease handles of the mail whose tasks the present reports accept.
         self._handles: dict[str, list[str]] = {}
         self._accepted: set[str] = set()
+        # When this gateway first looked for silent agents.
+        self._listening_since: int | None = None
 
     def apply_reports(self, tx: Tx, reports: Iterable[TaskReport]) -> list[Task]:
         """Apply reports in their order, and settle the mail of all accepted tasks together.
@@ -42,7 +44,9 @@ class AgentReports:
         changed = [self._apply_report(tx, report) for report in reports]
         ack = self._parts.core.coordinator.ack
         for agent, handles in self._handles.items():
-            ack(tx, agent, handles, [], {})
+            # A lease that has timed out begins no task: another consumer may have the mail now.
+            for failure in ack(tx, agent, handles, [], {}).failures:
+                raise failure.to_error()
         self._accepted.clear()
         return changed
 
@@ -64,7 +68,9 @@ class AgentReports:
         return self._executed.fail_task(tx, task.id, report.error_code, report.error)
 
     def _load_own_task(self, tx: Tx, report: TaskReport) -> Task:
-        task = tasks.load_task(tx, report.task_id)
+        task = tasks.find_requested_task(tx, report.task_id)
+        if task is None:
+            raise UnknownTask(f"this gateway knows no task {report.task_id}")
         if task.agent != report.agent or task.executor == "remote":
             raise Forbidden(f"task {task.id} is not a task of {report.agent}")
         return task
@@ -86,7 +92,12 @@ class AgentReports:
             if task.executor == "session":
                 raise WrongState(f"task {task.id} is for a session of {task.agent}")
             if task.state is TaskState.RUNNING:
+                # The mail may be here once more, if the task was accepted without its lease.
+                receipts = [report.receipt] if report.receipt else []
+                self._parts.core.coordinator.ack(tx, task.agent, receipts, [], {})
                 return task
+            if task.state is TaskState.PENDING:
+                self._executed.accept_task(tx, task.id, eta_at)
             begun = self._executed.start_task(tx, task.id)
         if report.receipt:
             self._handles.setdefault(report.agent, []).append(report.receipt)
@@ -94,8 +105,14 @@ class AgentReports:
         return begun
 
     def end_silent_tasks(self, tx: Tx, limit: int = 100) -> int:
-        """Fail the tasks of agents that have not reported for too long."""
+        """Fail the tasks of agents that have not reported for too long.
+
+        An agent cannot report to a gateway that is down, so its silence begins with the gateway.
+        """
         silence = self._parts.settings.agent_silence_secs
+        self._listening_since = min(self._listening_since or tx.now, tx.now)
+        if tx.now - self._listening_since < silence * 1000:
+            return 0
         found = tx.fetch_all(_SELECT_SILENT, (tx.now - int(silence * 1000), limit))
         for (id,) in found:
             why = f"its agent has not reported for {silence:g} s"

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gatepost.capabilities.contract import encode_contract, keep_contract
 from gatepost.capabilities.publication import DISTRIBUTION
-from gatepost.delivery.decisions import TaskRequested, TurnEnded
+from gatepost.delivery.decisions import NOTHING, Decisions, ForwardMail, TaskRequested, TurnEnded
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD
 from gatepost.errors import (
     ContractMismatch,
@@ -22,7 +22,7 @@ from gatepost.errors import (
     UnknownAgent,
     WrongState,
 )
-from gatepost.events import EventKind, TaskInfo, fingerprint_content
+from gatepost.events import EventKind, TaskInfo, fingerprint_content, parse_event_id
 from gatepost.hub import tasks
 from gatepost.hub.agent_definition import AgentDefinition
 from gatepost.hub.policy import PolicyAgent
@@ -43,6 +43,14 @@ from gatepost.journal.transaction import Tx
 from gatepost.task_wire import TaskReport
 
 _BEGIN, _UPDATE = (TaskInput.ACCEPT, TaskInput.START), (TaskInput.UPDATE,)
+_HAND_OVER = "UPDATE task SET executor = 'remote', executor_node = ? WHERE id = ?"
+_TAKE_BACK = "UPDATE task SET executor = ?, executor_node = NULL WHERE id = ?"
+_MAX_EARLY_CANCELS = 1000
+_COUNT_EARLY_CANCELS = "SELECT count(*) FROM early_cancel WHERE source = ?"
+_KEEP_EARLY_CANCEL = """
+INSERT OR IGNORE INTO early_cancel (source, task, reason, at) VALUES (?, ?, ?, ?)
+"""
+_TAKE_EARLY_CANCEL = "DELETE FROM early_cancel WHERE source = ? AND task = ? RETURNING reason"
 _decode_note = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -210,17 +218,17 @@ class ExecutedTasks:
         digest: str | None = None,
     ) -> None:
         self._events.report(tx, task, kind, info, payload, digest)
-        self._parts.changes.note_change(tx, task)
+        if not task.has_ended:
+            self._parts.changes.note_change(tx, task)
 
     # -- requests of other gateways
 
     def apply_request(self, tx: Tx, requested: TaskRequested) -> None:
         envelope = requested.envelope
-        if envelope.kind == EventKind.TASK_CANCEL:
-            self._apply_cancel(tx, requested)
-            return
         source = _remote_node(requested.source, self._parts.core.node.id)
-        if tasks.find_task(tx, envelope.event_id) is not None:
+        known = tasks.find_requested_task(tx, envelope.event_id)
+        if known is not None:
+            self._take_back(tx, known, source)
             return
         agent = envelope.to_agent_id or ""
         digest = envelope.payload_ref.digest if envelope.payload_ref else None
@@ -245,10 +253,20 @@ class ExecutedTasks:
         mark = fingerprint_content(requested.payload)
         tasks.add_task(tx, task, TaskPayload(None if digest else requested.payload, digest, mark))
         self._parts.changes.note_change(tx, task)
-        if error is not None:
+        cancelled = tx.fetch_one(_TAKE_EARLY_CANCEL, (requested.source, parse_event_id(task.id)))
+        if cancelled is not None:
+            self.cancel_task(tx, task, cancelled[0], by_requester=True)
+        elif error is not None:
             self.refuse_task(tx, task, error.code, error.message)
         elif envelope.task is not None and envelope.task.task_type == DISTRIBUTION:
             self._take_distribution(tx, task, requested.payload)
+
+    def _take_back(self, tx: Tx, task: Task, source: str | None) -> None:
+        """The agent of a task that was for another gateway lives here now: execute it here."""
+        if source is None and task.executor == "remote" and task.state is TaskState.PENDING:
+            executor = "session" if task.agent in self._parts.core.agents.hub_run else "agent"
+            tx.execute(_TAKE_BACK, (executor, parse_event_id(task.id)))
+            self._parts.changes.note_change(tx, tasks.load_task(tx, task.id))
 
     def _take_distribution(self, tx: Tx, task: Task, request: bytes) -> None:
         """Keep the contract that comes with a delegation skill.
@@ -297,25 +315,43 @@ class ExecutedTasks:
             return error
         return None
 
-    def _apply_cancel(self, tx: Tx, requested: TaskRequested) -> None:
+    def find_cancelled(self, tx: Tx, requested: TaskRequested) -> tuple[Task, str] | None:
+        """The open task that another gateway cancels, and the reason; None if it has ended.
+
+        A cancellation can overtake its task, which may wait for a blob: it is kept for that.
+        """
         envelope = requested.envelope
         source = _remote_node(requested.source, self._parts.core.node.id)
-        task = tasks.find_task(tx, envelope.ref_event_id or "")
+        id, reason = envelope.ref_event_id or "", _decode_note(requested.payload).get("reason", "")
+        task = tasks.find_task(tx, id)
         if task is None:
-            raise WrongState("the task to cancel has not arrived")
+            self._keep_early_cancel(tx, requested.source, id, reason)
+            return None
         if task.requester_node != source or task.requester != envelope.source_agent_id:
             raise Forbidden(f"task {task.id} was requested by another")
-        if not task.has_ended:
-            reason = str(_decode_note(requested.payload).get("reason", ""))
-            self.cancel_task(tx, task, reason, by_requester=True)
+        return None if task.has_ended else (task, reason)
 
-    def apply_turn_end(self, tx: Tx, turn: TurnEnded) -> None:
-        """Mail with a task ended: without an `accept`, its agent rejected it or never took it."""
-        task = tasks.find_task(tx, turn.info.event_id)
-        if task is None or task.executor != "agent" or task.state is not TaskState.PENDING:
-            return
-        reason = turn.reason or f"its mail ended as {turn.outcome}"
-        self.refuse_task(tx, task, "rejected", f"{task.agent} did not accept it: {reason}")
+    def _keep_early_cancel(self, tx: Tx, source: str, id: str, reason: str) -> None:
+        ((known,),) = tx.fetch_all(_COUNT_EARLY_CANCELS, (source,))
+        if known >= _MAX_EARLY_CANCELS:
+            raise WrongState(f"{source} has cancelled too many tasks that have not arrived")
+        tx.execute(_KEEP_EARLY_CANCEL, (source, parse_event_id(id), reason[:2000], tx.now))
+
+    def hand_over_task(self, tx: Tx, forward: ForwardMail) -> Decisions:
+        """The agent of a task lives elsewhere now, and its mail goes there.
+
+        From now on this gateway follows the task as one that another gateway executes, and passes
+        the reports on. Mail with a task that has begun or ended is of no use there: its turn ends.
+        """
+        info = forward.info
+        task = None if info is None else tasks.find_task(tx, info.event_id)
+        if task is None or info is None:
+            return NOTHING
+        if task.state is not TaskState.PENDING:
+            return (TurnEnded(info, *forward.event.pair, "ok"),)
+        tx.execute(_HAND_OVER, (forward.route.node, parse_event_id(task.id)))
+        forward.event.task = msgspec.json.decode(task.info, type=TaskInfo)
+        return NOTHING
 
 
 def _given_values(progress: float | None, note: str | None, eta_at: int | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gatepost.delivery.decisions import (
     TaskReported,
 )
 from gatepost.delivery.fanout import copy_event_id
-from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
 from gatepost.errors import Forbidden, IdempotencyConflict, WrongState
 from gatepost.events import (
     EventKind,
@@ -31,13 +31,24 @@ from gatepost.hub.task_events import TaskEvents
 from gatepost.hub.task_request import RequestContent, input_of
 from gatepost.hub.task_routing import TaskTarget
 from gatepost.hub.task_states import TaskInput, TaskState
-from gatepost.hub.tasks import CANCELLED, EXECUTOR_LOST, Executor, Task, TaskPayload
+from gatepost.hub.tasks import (
+    CANCELLED,
+    EXECUTOR_LOST,
+    Executor,
+    Task,
+    TaskPayload,
+    failure_class_of,
+)
 from gatepost.journal.transaction import Tx
 from gatepost.task_wire import NewTask
 
 _SELECT_KEY = "SELECT fingerprint, event_id FROM idempotency WHERE agent = ? AND key = ?"
 _REMEMBER_KEY = """
 INSERT INTO idempotency (agent, key, fingerprint, event_id, at) VALUES (?, ?, ?, ?, ?)
+"""
+# The event by which a task was handed on to the gateway where its agent lives now.
+_SELECT_FORWARD = """
+SELECT event_id FROM forwarded WHERE source = ? AND original = ? ORDER BY event_id DESC LIMIT 1
 """
 _SELECT_NODE = "SELECT node FROM delivery WHERE event_id = ?"
 _INSERT_BLOB = """
@@ -50,6 +61,12 @@ WHERE executor = 'remote' AND ended_at IS NULL AND updated_at < ? LIMIT ?
 """
 _TTL = 86_400_000
 _BEGIN = (TaskInput.ACCEPT, TaskInput.START)
+_SELECT_TAKEN_BY = """
+SELECT id FROM task WHERE executor = 'remote' AND ended_at IS NULL AND executor_node = ?
+AND NOT EXISTS (
+    SELECT 1 FROM delivery d WHERE d.event_id = task.id AND d.processed_at IS NULL
+) ORDER BY id
+"""
 _decode_note = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -133,11 +150,14 @@ class RequestedTasks:
         """Ask the gateway that executes a task to cancel it: that one decides."""
         id = self._parts.core.node.event_ids.next_id()
         payload = msgspec.json.encode({"reason": reason})
+        source = task.requester_node or self._parts.core.node.id
+        row = tx.fetch_one(_SELECT_FORWARD, (source, parse_event_id(task.id)))
+        ref = task.id if row is None else format_event_id(row[0])
         out = OutgoingEvent(
             id, EventKind.TASK_CANCEL, task.requester, task.agent, task.id, payload,
-            ref_event_id=task.id, order="none",
+            ref_event_id=ref, order="none", origin_event_id=None if ref == task.id else task.id,
         )  # fmt: skip
-        self._events.send_cancel(tx, out)
+        self._events.send_cancel(tx, out, self._executor_node(tx, task, ref))
 
     def _find_earlier(self, tx: Tx, new: NewTask, content: RequestContent) -> list[Task] | None:
         if not isinstance(new.idempotency_key, UnsetType):
@@ -200,21 +220,22 @@ class RequestedTasks:
     def apply_report(self, tx: Tx, reported: TaskReported) -> Decisions:
         """Follow the executor's gateway; a report of any other node does not count."""
         envelope = reported.envelope
-        task = tasks.find_task(tx, envelope.ref_event_id or "")
+        ref = envelope.ref_event_id or ""
+        task = tasks.find_requested_task(tx, ref)
         if task is None or task.executor != "remote" or task.has_ended:
             return NOTHING
-        if reported.source != self._executor_node(tx, task):
+        if reported.source != self._executor_node(tx, task, ref):
             raise Forbidden(f"{reported.source} does not execute task {task.id}")
         if task.executor_node != reported.source:
             sql = "UPDATE task SET executor_node = ? WHERE id = ?"
             tx.execute(sql, (reported.source, parse_event_id(task.id)))
         return self._follow(tx, task, reported)
 
-    def _executor_node(self, tx: Tx, task: Task) -> str | None:
-        """The node that the request is routed to, which may have changed since it was sent."""
+    def _executor_node(self, tx: Tx, task: Task, ref: str) -> str | None:
+        """The node that the request `ref` is routed to, perhaps another one than at first."""
         if task.accepted_at is not None:
             return task.executor_node
-        row = tx.fetch_one(_SELECT_NODE, (parse_event_id(task.id),))
+        row = tx.fetch_one(_SELECT_NODE, (parse_event_id(ref),))
         return task.executor_node if row is None else row[0]
 
     def _follow(self, tx: Tx, task: Task, reported: TaskReported) -> Decisions:
@@ -243,27 +264,52 @@ class RequestedTasks:
         if begun is None:
             raise WrongState(f"task {task.id} is {task.state}, so it cannot be accepted")
         self._parts.changes.note_change(tx, begun)
+        self._pass_on(tx, begun, EventKind.TASK_ACCEPT, info)
 
     def _follow_update(self, tx: Tx, task: Task, info: TaskInfo, content: bytes) -> None:
         self._advance_to_running(tx, task)
         note = msgspec.json.decode(content, type=dict[str, str] | None) or {}
         given = {"progress": info.progress, "eta_at": info.eta_at, "note": note.get("note")}
         values = {name: value for name, value in given.items() if value is not None}
-        self._parts.changes.note_change(
-            tx, tasks.change_task(tx, task.id, TaskInput.UPDATE, values)
-        )
+        task = tasks.change_task(tx, task.id, TaskInput.UPDATE, values)
+        self._parts.changes.note_change(tx, task)
+        self._pass_on(tx, task, EventKind.TASK_UPDATE, info, content)
 
     def _follow_failure(self, tx: Tx, task: Task, info: TaskInfo, content: bytes) -> None:
         given = _decode_note(content)
         code = given.get("code") or info.failure_class or "failed"
         input = TaskInput.REFUSE if task.state is TaskState.PENDING else TaskInput.FAIL
         input = TaskInput.CANCEL if code == CANCELLED else input
-        values = {"error_code": code[:64], "error": given.get("error", "")[:2000]}
-        self._parts.changes.note_end(tx, tasks.change_task(tx, task.id, input, values))
+        self._end_task(tx, task, input, code[:64], given.get("error", ""))
+
+    def _end_task(self, tx: Tx, task: Task, input: TaskInput, code: str, error: str) -> None:
+        values = {"error_code": code, "error": error[:2000]}
+        task = tasks.change_task(tx, task.id, input, values)
+        self._parts.changes.note_end(tx, task)
+        content = msgspec.json.encode({"code": code, "error": error[:2000]})
+        info = TaskInfo(failure_class=failure_class_of(code))
+        self._pass_on(tx, task, EventKind.TASK_FAILED, info, content)
 
     def _follow_completion(self, tx: Tx, task: Task, result: TaskPayload) -> None:
         self._advance_to_running(tx, task)
-        self._parts.changes.note_end(tx, tasks.complete_task(tx, task.id, result)[0])
+        task = tasks.complete_task(tx, task.id, result)[0]
+        self._parts.changes.note_end(tx, task)
+        content = EMPTY_PAYLOAD if result.result is None else result.result
+        info = TaskInfo(progress=1.0)
+        self._pass_on(tx, task, EventKind.TASK_COMPLETE, info, content, result.result_ref)
+
+    def _pass_on(
+        self,
+        tx: Tx,
+        task: Task,
+        kind: EventKind,
+        info: TaskInfo,
+        content: bytes = EMPTY_PAYLOAD,
+        digest: str | None = None,
+    ) -> None:
+        """Report a change of a task that this gateway handed on, to the gateway it came from."""
+        if task.requester_node is not None:
+            self._events.report(tx, task, kind, info, content, digest)
 
     def _advance_to_running(self, tx: Tx, task: Task) -> None:
         for state, input in (
@@ -283,9 +329,7 @@ class RequestedTasks:
         return (BlobWanted(ref.digest, source),)
 
     def complete_with_blob(self, tx: Tx, digest: str) -> Decisions:
-        row = tx.fetch_one(_TAKE_BLOB, (digest,))
-        if row is not None:
-            id, key, size = row
+        for id, key, size in tx.fetch_all(_TAKE_BLOB, (digest,)):
             keep_blob(tx, PayloadRef(digest, size, {}), key)
             task = tasks.find_task(tx, format_event_id(id))
             if task is not None and not task.has_ended:
@@ -297,9 +341,17 @@ class RequestedTasks:
 
     def end_undelivered(self, tx: Tx, task: Task, code: str, error: str) -> None:
         """A request that no executor took has failed."""
-        values = {"error_code": code, "error": error[:2000]}
         input = TaskInput.REFUSE if task.state is TaskState.PENDING else TaskInput.FAIL
-        self._parts.changes.note_end(tx, tasks.change_task(tx, task.id, input, values))
+        self._end_task(tx, task, input, code, error)
+
+    def end_forgotten_tasks(self, tx: Tx, node: str) -> None:
+        """Fail the tasks of a gateway that was restored from a backup: it may not know them.
+
+        Tasks whose requests are still under way can be executed there.
+        """
+        why = f"gateway {node} was restored from a backup"
+        for (id,) in tx.fetch_all(_SELECT_TAKEN_BY, (node,)):
+            self.end_undelivered(tx, tasks.load_task(tx, format_event_id(id)), EXECUTOR_LOST, why)
 
     def end_lost_tasks(self, tx: Tx, limit: int = 100) -> int:
         """Fail the tasks of other gateways that were revoked, or silent for too long."""

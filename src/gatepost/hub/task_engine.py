@@ -15,19 +15,24 @@ from gatepost.delivery.decisions import (
     NOTHING,
     Decisions,
     DeliveryEnded,
+    ForwardMail,
+    JournalLost,
     TaskReported,
     TaskRequested,
     TurnEnded,
 )
 from gatepost.errors import GatepostError
+from gatepost.events import EventKind
 from gatepost.hub import tasks
 from gatepost.hub.agent_reports import AgentReports
 from gatepost.hub.executed_tasks import ExecutedTasks
 from gatepost.hub.policy import Policy
 from gatepost.hub.registry import AgentRegistry
 from gatepost.hub.requested_tasks import RequestedTasks
+from gatepost.hub.restored_tasks import RestoredTasks
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
+from gatepost.hub.task_states import TaskState
 from gatepost.hub.tasks import Task
 from gatepost.journal.transaction import Tx
 
@@ -43,6 +48,7 @@ class TaskEngine:
         self.requested = RequestedTasks(self.parts, events)
         self.executed = ExecutedTasks(self.parts, events)
         self.reports = AgentReports(self.parts, self.executed)
+        self.restored = RestoredTasks(self.executed, events)
         core.coordinator.observe(on_task_news=self.apply_news)
 
     def cancel_task(self, tx: Tx, id: str, reason: str = "") -> Task:
@@ -79,18 +85,48 @@ class TaskEngine:
             return self.requested.complete_with_blob(tx, news)
         if isinstance(news, TaskReported):
             return self.requested.apply_report(tx, news)
+        if isinstance(news, ForwardMail):
+            return self.executed.hand_over_task(tx, news)
         if isinstance(news, TaskRequested):
-            self.executed.apply_request(tx, news)
+            self._apply_request(tx, news)
+        elif isinstance(news, JournalLost):
+            self.requested.end_forgotten_tasks(tx, news.node)
+            self.restored.report_ends_again(tx, news.node)
         elif isinstance(news, DeliveryEnded):
             self._end_undelivered(tx, news)
         else:
-            self.executed.apply_turn_end(tx, news)
+            self._apply_turn_end(tx, news)
         return NOTHING
+
+    def _apply_turn_end(self, tx: Tx, turn: TurnEnded) -> None:
+        """Mail with a task ended: without an `accept`, its agent rejected it or never took it."""
+        task = tasks.find_requested_task(tx, turn.info.event_id)
+        if task is None or task.state is not TaskState.PENDING:
+            return
+        reason = turn.reason or f"its mail ended as {turn.outcome}"
+        error = f"{task.agent} did not accept it: {reason}"
+        if task.executor == "agent":
+            self.executed.refuse_task(tx, task, "rejected", error)
+        elif task.executor == "remote" and turn.outcome not in ("ok", "kept"):
+            self.requested.end_undelivered(tx, task, "rejected", error)
+
+    def _apply_request(self, tx: Tx, requested: TaskRequested) -> None:
+        if requested.envelope.kind != EventKind.TASK_CANCEL:
+            self.executed.apply_request(tx, requested)
+            return
+        found = self.executed.find_cancelled(tx, requested)
+        if found is None:
+            return
+        task, reason = found
+        if task.executor == "remote":
+            self.requested.ask_to_cancel(tx, task, reason)
+        else:
+            self.executed.cancel_task(tx, task, reason, by_requester=True)
 
     def _end_undelivered(self, tx: Tx, ended: DeliveryEnded) -> None:
         """A request that no executor took has failed."""
         task = tasks.find_task(tx, ended.event_id)
-        if task is None or task.has_ended:
+        if task is None or task.state is not TaskState.PENDING:
             return
         code = "expired" if "expired" in (ended.outcome, ended.reason) else "undeliverable"
         error = f"nobody took the task: {ended.reason or ended.outcome}"
@@ -105,4 +141,8 @@ def _subject_of(news: TaskNews) -> str:
         return f"{news.source}/{news.envelope.event_id}"
     if isinstance(news, TurnEnded):
         return news.info.event_id
+    if isinstance(news, ForwardMail):
+        return news.msg_id
+    if isinstance(news, JournalLost):
+        return news.node
     return news if isinstance(news, str) else news.event_id

@@ -23,9 +23,12 @@ class TaskEvents:
         self._core = core
         self._node = core.node
 
-    def send_cancel(self, tx: Tx, out: OutgoingEvent) -> None:
-        """Send a cancellation to the gateway that executes the task."""
-        self._core.coordinator.send_event(tx, out)
+    def send_cancel(self, tx: Tx, out: OutgoingEvent, node: str | None) -> None:
+        """Send a cancellation to the gateway that executes the task, wherever its agent lives."""
+        if node is None:
+            self._core.coordinator.send_event(tx, out)
+        else:
+            self._core.coordinator.send_to_node(tx, out, node)
 
     def send_requests(self, tx: Tx, events: list[OutgoingEvent]) -> None:
         """Send tasks to the mailboxes or gateways of their agents, those of each pair together."""
@@ -79,10 +82,12 @@ class TaskEvents:
     ) -> None:
         """Append a report for the gateway that requested the task.
 
-        A report to ourselves is for the record, and has no content.
+        A report to ourselves is for the record, and has no content. So is one for a gateway that
+        is not in the room: nobody can read it.
         """
         id = self._node.event_ids.next_id()
-        if task.requester_node is None:
+        node = task.requester_node
+        if node is None or node not in self._core.routes.directory.gateways:
             tx.append_event(
                 EventDraft(
                     event_id=id,
@@ -98,7 +103,7 @@ class TaskEvents:
             return
         out = OutgoingEvent(id, kind, task.agent, task.requester, task.id, payload, digest)
         out.ref_event_id, out.task = task.id, info
-        self._core.sender.emitter.emit_report(tx, out, task.requester_node)
+        self._core.sender.emitter.emit_report(tx, out, node)
 
     def open_report(self, source: str, envelope: Envelope) -> bytes:
         """The content of a report; EncryptionError if it is not for us."""

@@ -48,6 +48,7 @@ _SELECT = f"SELECT {_COLUMNS} FROM task"
 _SELECT_PAYLOAD = """
 SELECT request, request_ref, request_mark, result, result_ref, mark FROM task_payload WHERE id = ?
 """
+_SELECT_ORIGINAL = "SELECT original FROM forwarded WHERE event_id = ?"
 _SET_RESULT = "UPDATE task_payload SET result = ?, result_ref = ?, mark = ? WHERE id = ?"
 _IS_TERMINAL = "state IN ({})".format(", ".join(f"'{state}'" for state in TERMINAL_STATES))
 # A task that has ended may still have a session that is being ended.
@@ -143,6 +144,18 @@ def add_tasks(tx: Tx, new: Iterable[tuple[Task, TaskPayload]]) -> None:
 def find_task(tx: Tx, id: str) -> Task | None:
     rows = tx.fetch_all(f"{_SELECT} WHERE id = ?", (parse_event_id(id),))
     return _task_from_row(rows[0]) if rows else None
+
+
+def find_requested_task(tx: Tx, request: str) -> Task | None:
+    """The task of a request event.
+
+    If the request stands for one that this gateway handed on, that one's task.
+    """
+    task = find_task(tx, request)
+    if task is not None:
+        return task
+    row = tx.fetch_one(_SELECT_ORIGINAL, (parse_event_id(request),))
+    return None if row is None else find_task(tx, format_event_id(row[0]))
 
 
 def load_task(tx: Tx, id: str) -> Task:
@@ -243,6 +256,7 @@ def complete_task(tx: Tx, id: str, result: TaskPayload) -> tuple[Task, bool]:
 
 def prune_tasks(tx: Tx, ended_before: int, limit: int) -> int:
     """Forget tasks that ended long ago, with their requests and results; returns how many."""
+    tx.execute("DELETE FROM early_cancel WHERE at < ?", (ended_before,))
     ids = tx.fetch_all(_PRUNE, (ended_before, limit))
     for table in ("task_payload", "task_token", "session"):
         column = "id" if table == "task_payload" else "task"

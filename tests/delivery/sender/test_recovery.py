@@ -1,6 +1,6 @@
 """After a journal was lost: deliveries to a restored owner, and those of a restored sender."""
 
-from gatepost.delivery.decisions import GiveUpDelivery, ReaderRestored, ReaderResumed
+from gatepost.delivery.decisions import GiveUpDelivery, JournalLost, ReaderRestored, ReaderResumed
 from gatepost.events import EventKind, Signal, decode_payload
 from tests.delivery.mesh import Gate
 from tests.delivery.sender.tools import signals
@@ -15,7 +15,7 @@ def test_only_what_a_restored_owner_may_have_heard_of_is_given_up(a: Gate, b: Ga
     decisions = a.do(lambda tx: recovery.greet_reader(tx, "b", "b-2", 0, restored=False))
     found = a.do(lambda tx: a.core.sender.deliveries.find(tx, first))
     given_up = GiveUpDelivery(found, "owner_restored", "b has another journal than it had")
-    assert decisions == [given_up, ReaderResumed("b", "b-2")]
+    assert decisions == [given_up, ReaderResumed("b", "b-2"), JournalLost("b")]
     a.do(lambda tx: a.coordinator.apply_decisions(tx, decisions))
     assert (a.state(first), a.state(second)) == ("dead_letter", "emitted")
 
@@ -34,7 +34,7 @@ def test_a_reader_is_resumed_once_and_answered_each_time_it_asks(a: Gate) -> Non
     greet = recovery.greet_reader
     assert a.do(lambda tx: greet(tx, "b", "b-1", 0, restored=False)) == (), "its first journal"
     assert a.do(lambda tx: greet(tx, "b", "b-1", 0, restored=False)) == ()
-    assert a.do(lambda tx: greet(tx, "b", "b-2", 0, restored=False)) == [resumed]
+    assert a.do(lambda tx: greet(tx, "b", "b-2", 0, restored=False)) == [resumed, JournalLost("b")]
     restored = ReaderRestored("b", "b-2", "a-1", 0)
     assert a.do(lambda tx: recovery.answer_restored(tx, restored)) == [resumed]
 

@@ -28,6 +28,7 @@ from gatepost.events import decode_event
 from gatepost.journal.transaction import Tx
 
 _SELECT_HELD_EVENT = "SELECT body FROM held WHERE digest = ? LIMIT 1"
+_SELECT_RESULT_SIZE = "SELECT size FROM task_blob WHERE digest = ? LIMIT 1"
 
 
 class FetchStage(StrEnum):
@@ -327,10 +328,13 @@ class BlobFetcher:
 
 
 def _expected_size(tx: Tx, digest: str) -> int | None:
-    """The size that a held event names for the blob; None if no event needs it any more."""
+    """The size that a held event or a result names for the blob; None if neither needs it."""
     row = tx.fetch_one(_SELECT_HELD_EVENT, (digest,))
     ref = None if row is None else decode_event(row[0]).payload_ref
-    return None if ref is None else ref.size
+    if ref is not None:
+        return ref.size
+    result = tx.fetch_one(_SELECT_RESULT_SIZE, (digest,))
+    return None if result is None else int(result[0])
 
 
 def _piece_length(fetch: BlobFetch, offset: int) -> int:

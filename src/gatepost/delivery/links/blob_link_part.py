@@ -14,7 +14,14 @@ from gatepost.delivery.links.proof import check_blob_request
 from gatepost.errors import LinkError
 from gatepost.journal.outbox import OutboxGroup
 
-_SELECT_ADDRESSED = "SELECT 1 FROM delivery WHERE digest = ? AND node = ? LIMIT 1"
+# By an event that is tracked, or by the report of a task's result.
+_SELECT_ADDRESSED = """
+SELECT 1 FROM delivery WHERE digest = ?1 AND node = ?2
+UNION ALL
+SELECT 1 FROM task_payload p JOIN task t ON t.id = p.id
+WHERE p.result_ref = ?1 AND t.requester_node = ?2
+LIMIT 1
+"""
 
 
 class BlobLinkPart:

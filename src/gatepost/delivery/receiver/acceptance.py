@@ -31,6 +31,7 @@ _SELECT_REPLIES_TO = "SELECT replies_to FROM delivery WHERE event_id = ?"
 _SELECT_HELD_SINCE = """
 SELECT at FROM inbox WHERE source = ? AND event_id = ? AND state = 'held'
 """
+_SELECT_TASK = "SELECT 1 FROM task WHERE id = ?"
 _SELECT_DELIVERY = f"""
 SELECT node, from_agent, to_agent FROM delivery WHERE event_id = ? AND {SINCE_RESTORE}
 """
@@ -73,7 +74,7 @@ class AcceptanceCheck:
         agent = envelope.to_agent_id or ""
         if envelope.expires_at is not None and envelope.expires_at <= self._now:
             return "expired"
-        if envelope.kind != EventKind.REPLY and not self.is_hosted(agent):
+        if not (envelope.kind == EventKind.REPLY or self.is_hosted(agent) or self._ends(envelope)):
             # If the room still says it lives here, it did a moment ago.
             return NO_AGENT if self.is_unknown(agent) else "moved"
         if suspicion := self._suspicion_of(envelope):
@@ -155,7 +156,16 @@ class AcceptanceCheck:
                 return False
         return self._takes_mail(reply.to_agent_id or "")
 
+    def _ends(self, envelope: Envelope) -> bool:
+        """Whether it cancels a task of this gateway, perhaps of an agent that has moved since."""
+        if envelope.kind != EventKind.TASK_CANCEL or envelope.ref_event_id is None:
+            return False
+        id = parse_event_id(envelope.ref_event_id)
+        return self._tx.fetch_one(_SELECT_TASK, (id,)) is not None
+
     def _needs_no_mailbox(self, envelope: Envelope) -> bool:
+        if envelope.kind == EventKind.TASK_CANCEL:
+            return True
         return envelope.kind == EventKind.REPLY and not self.is_reply_mail(envelope)
 
     def _takes_mail(self, agent: str) -> bool:

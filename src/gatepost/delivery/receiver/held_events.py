@@ -68,7 +68,11 @@ _SELECT_HELD_FOR_CAPACITY = """
 SELECT DISTINCT source, sender FROM held WHERE why = 'full' AND mailbox = ?
 """
 _SELECT_HELD_FOR_BLOB = "SELECT source, sender, mailbox, body FROM held WHERE digest = ?"
-_SELECT_WANTED_BLOBS = "SELECT DISTINCT digest, source FROM held WHERE digest IS NOT NULL"
+_SELECT_WANTED_BLOBS = """
+SELECT digest, source FROM held WHERE digest IS NOT NULL
+UNION
+SELECT digest, source FROM task_blob
+"""
 _SELECT_PAIRS = "SELECT source, sender, mailbox FROM inbox_pair WHERE held > 0"
 _MAKE_GONE = """
 UPDATE held SET event_id = NULL, digest = NULL, body = NULL, why = 'gone'
@@ -276,7 +280,7 @@ def events_held_for_blob(tx: Tx, digest: str) -> list[tuple[PairKey, Envelope]]:
 
 
 def wanted_blobs(tx: Tx) -> list[tuple[str, str]]:
-    """(digest, source) of each blob that has to be fetched before something can be accepted."""
+    """(digest, source) of each blob that a held event or the result of a task waits for."""
     return [(row[0], row[1]) for row in tx.fetch_all(_SELECT_WANTED_BLOBS)]
 
 

@@ -5,6 +5,7 @@ from gatepost.delivery.decisions import (
     Decision,
     Decisions,
     GiveUpDelivery,
+    JournalLost,
     ReaderRestored,
     ReaderResumed,
 )
@@ -82,7 +83,7 @@ class DeliveryRecovery:
             # What the reader is told may get lost: the cut makes the next link repeat it.
             tx.execute(_SAVE_CUT, (sent, node))
         lost = self._give_up_sent(tx, node, after, sent)
-        return [*lost, ReaderResumed(node, incarnation)]
+        return [*lost, ReaderResumed(node, incarnation), JournalLost(node)]
 
     def answer_restored(self, tx: Tx, restored: ReaderRestored) -> Decisions:
         """A restored reader waits for our word which events are new to it.

@@ -28,6 +28,9 @@ from gatepost.events import NodeKey
 from gatepost.files import open_replacement, sync_folder, write_file_atomically
 from gatepost.gateway.core import mailbox_policy, retry_policy
 from gatepost.gateway.state_dir import StateDir
+from gatepost.hub.policy import Policy
+from gatepost.hub.registry import AgentRegistry
+from gatepost.hub.task_engine import TaskEngine
 from gatepost.journal import Database, Tx, Writer
 from gatepost.journal.database import lock_journal
 
@@ -285,7 +288,7 @@ def _check_node_key(state: StateDir, work: Path) -> None:
 def _renew_journal(
     work: Path, manifest: BackupManifest, settings: Settings, clock: Clock
 ) -> _RenewedJournal:
-    """Begin a new incarnation, and quarantine mail that may have been processed since."""
+    """Begin a new incarnation. Quarantine mail that may have been processed since; end tasks."""
     database = Database.open(work / _JOURNAL_NAME)
     try:
         incarnation = clock.random(8).hex()
@@ -295,10 +298,13 @@ def _renew_journal(
         key = NodeKey((work / _KEY_NAME).read_bytes())
         node = LocalNode(manifest.node_id, incarnation, key, clock)
         core = build_core(node, retry_policy(settings), mailbox_policy(settings))
+        hub = TaskEngine(core, AgentRegistry(), Policy(), settings.hub)
         # The outbox is the only participant: no timer may fire for quarantined mail.
         only = (core.outbox,)
         writer = Writer(database.writer_connection, clock, lambda outcomes: None, participants=only)
         while _run_transaction(writer, lambda tx: quarantine(tx, core, _QUARANTINE_BATCH)):
+            pass
+        while _run_transaction(writer, hub.restored.end_restored_tasks):
             pass
         dead, doubt = _run_transaction(bare, count_quarantined)
         database.writer_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

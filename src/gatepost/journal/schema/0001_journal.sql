@@ -751,13 +751,24 @@ CREATE INDEX task_payload_result_ref ON task_payload (result_ref) WHERE result_r
 
 -- Results that are blobs of another gateway and are not fetched yet. Their tasks are still open.
 CREATE TABLE task_blob (
-    digest TEXT PRIMARY KEY,
+    digest TEXT NOT NULL,
     task   BLOB NOT NULL,
     source TEXT NOT NULL,
     key    BLOB NOT NULL,
     size   INTEGER NOT NULL,
-    at     INTEGER NOT NULL
+    at     INTEGER NOT NULL,
+    PRIMARY KEY (digest, task)
 ) WITHOUT ROWID;
+
+-- Cancellations that arrived before their tasks, by the node that sent them.
+CREATE TABLE early_cancel (
+    source TEXT NOT NULL,
+    task   BLOB NOT NULL,
+    reason TEXT NOT NULL,
+    at     INTEGER NOT NULL,
+    PRIMARY KEY (source, task)
+) WITHOUT ROWID;
+CREATE INDEX early_cancel_age ON early_cancel (at);
 
 -- Capabilities that this gateway publishes. `document` is the publisher's own, in JSON.
 CREATE TABLE capability (

@@ -12,7 +12,10 @@ from gatepost.testing.history.verdict import (
     HistoryViolation,
     Observations,
     ObservedSend,
+    ObservedTask,
+    ObservedTaskEnd,
     ObservedTurn,
+    ObservedWork,
     OutcomeCounts,
 )
 
@@ -23,7 +26,10 @@ __all__ = [
     "HistoryViolation",
     "Observations",
     "ObservedSend",
+    "ObservedTask",
+    "ObservedTaskEnd",
     "ObservedTurn",
+    "ObservedWork",
     "OutcomeCounts",
     "check_history",
     "read_journal",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from gatepost.testing.history.histories import CheckedMesh, EventHistory
 from gatepost.testing.history.journals import ACKED, DEAD, EXPIRED, GatewayJournal
 from gatepost.testing.history.link_rules import LINK_RULES
+from gatepost.testing.history.task_rules import TASK_RULES
 from gatepost.testing.history.verdict import (
     HistoryVerdict,
     HistoryViolation,
@@ -256,6 +257,7 @@ _RULES = (
     _check_deserved,
     _check_calm,
     *LINK_RULES,
+    *TASK_RULES,
 )
 
 
@@ -299,6 +301,10 @@ def _count_outcomes(mesh: CheckedMesh) -> OutcomeCounts:
                 truth.rewound += 1
             else:
                 truth.lost += 1
+    for journal in mesh.journals.values():
+        created = [task for task in journal.tasks.values() if task.requester_node is None]
+        truth.tasks += len(created)
+        truth.tasks_completed += sum(task.state == "completed" for task in created)
     return truth
 
 

@@ -28,7 +28,11 @@ _BLOB_KEYS = "SELECT digest, key FROM blob"
 _MAIL = """
 SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
 """
-_PASSED_ON = "SELECT source, original FROM forwarded"
+_PASSED_ON = "SELECT source, original, event_id FROM forwarded"
+_TASKS = """
+SELECT t.id, t.agent, t.requester_node, t.executor, t.executor_node, t.state, t.error_code,
+    p.result, p.result_ref FROM task t JOIN task_payload p ON p.id = t.id
+"""
 _INBOX = "SELECT source, event_id FROM inbox"
 _CURSORS = "SELECT source, incarnation, seq FROM cursor"
 
@@ -89,9 +93,27 @@ class JournalMail(Struct):
     state: int
 
 
+class JournalTask(Struct):
+    """`result` is the digest of the result's plain content; empty if there is none to be read."""
+
+    id: str
+    agent: str
+    requester_node: str | None
+    executor: str
+    executor_node: str | None
+    state: str
+    error_code: str | None
+    result: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ("completed", "failed", "cancelled")
+
+
 class GatewayJournal(Struct):
-    """`key` is the node's public key; without it signatures are not looked at. `passed_on` is mail
-    that another gateway got to deal with, as (source, event).
+    """`key` is the node's public key; without it signatures are not looked at. `forwarded` is mail
+    that another gateway got to deal with, as (source, event); `forwards` maps the events that stand
+    for it to their originals.
     """
 
     node: str
@@ -105,6 +127,8 @@ class GatewayJournal(Struct):
     forwarded: set[tuple[str, str]]
     inbox: set[tuple[str, str]]
     blobs: dict[str, str]
+    tasks: dict[str, JournalTask]
+    forwards: dict[str, str]
 
 
 _decode = msgspec.json.Decoder(JournalEvent).decode
@@ -131,18 +155,21 @@ def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) ->
 
     ((node,),) = rows("SELECT value FROM fact WHERE name = 'node_id'")
     lives = rows(_LIVES)
+    forwards, keys = rows(_PASSED_ON), dict(rows(_BLOB_KEYS))
     return GatewayJournal(
         node=str(node),
         key=key,
         incarnations=lives,
         events=[_event(lives, *row) for row in rows(_EVENTS)],
         heads=rows(_HEADS),
-        deliveries=_read_deliveries(rows(_DELIVERIES), dict(rows(_BLOB_KEYS)), blobs),
+        deliveries=_read_deliveries(rows(_DELIVERIES), keys, blobs),
         mail=[JournalMail(*row) for *row, tracked in rows(_MAIL) if tracked],
         cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
-        forwarded={(source, _id(original)) for source, original in rows(_PASSED_ON)},
+        forwarded={(source, _id(original)) for source, original, _ in forwards},
         inbox={(source, _id(event)) for source, event in rows(_INBOX)},
         blobs=_digest_blobs(blobs),
+        tasks=_read_tasks(rows(_TASKS), keys, blobs),
+        forwards={_id(event): _id(original) for _, original, event in forwards},
     )
 
 
@@ -161,6 +188,17 @@ def _read_deliveries(
         content = reply if digest is None else _read_blob(blobs, digest, keys.get(digest))
         found[_id(id)] = delivery = JournalDelivery(*known)
         delivery.reply = "" if content is None else sha256(content).hexdigest()
+    return found
+
+
+def _read_tasks(
+    rows: list[Any], keys: dict[str, bytes], blobs: Path | None
+) -> dict[str, JournalTask]:
+    found = {}
+    for id, *known, result, digest in rows:
+        content = result if digest is None else _read_blob(blobs, digest, keys.get(digest))
+        found[_id(id)] = task = JournalTask(_id(id), *known)
+        task.result = "" if content is None else sha256(content).hexdigest()
     return found
 
 

@@ -26,6 +26,12 @@ RULES = {
     "blob here": "a message is accepted only once its blob is complete and intact",
     "noticed": "a forged frame ends its link at once",
     "left out": "an event that a relay leaves out is read after all",
+    "task kept": "a task that was acknowledged is in its gateway's journal",
+    "task ended": "after everything healed, every task ends within its bound",
+    "task one end": "a task has one end, and its creator is told that one and no other",
+    "task same end": "a task ends for its creator as it ended for its executor",
+    "task work": "a report that was answered counts, and no later one replaces it",
+    "task cancelled": "a task that is open when its cancellation arrives ends as cancelled",
 }
 
 
@@ -71,6 +77,45 @@ class ObservedTurn(Struct):
     clock: int = 0
 
 
+class ObservedTask(Struct):
+    """A task as its creator knows it. `cancel` is the answer to its cancellation, if it got one."""
+
+    node: str
+    requester: str
+    agent: str
+    key: str
+    at: int
+    task_id: str = ""
+    result: str = "unknown"
+    cancel: str = ""
+
+
+class ObservedTaskEnd(Struct, frozen=True):
+    """The end of a task that a gateway told of."""
+
+    node: str
+    task_id: str
+    state: str
+    code: str | None
+    at: int
+
+
+class ObservedWork(Struct):
+    """The work on a task as its executor knows it: `outcome` is set if its report was answered.
+
+    `result` is the digest of the result. `contradicted`: a second, other result was taken too.
+    """
+
+    node: str
+    agent: str
+    task_id: str
+    begun_at: int
+    outcome: str = ""
+    code: str = ""
+    result: str = ""
+    contradicted: bool = False
+
+
 class Observations(Struct):
     """All that clients, agents and the simulation saw.
 
@@ -100,6 +145,10 @@ class Observations(Struct):
     blobs: dict[tuple[str, str], int] = field(default_factory=dict)
     forged: list[tuple[str, str, bool]] = field(default_factory=list)
     left_out: dict[tuple[str, str, int], bool] = field(default_factory=dict)
+    tasks: list[ObservedTask] = field(default_factory=list)
+    task_ends: list[ObservedTaskEnd] = field(default_factory=list)
+    works: list[ObservedWork] = field(default_factory=list)
+    healed_at: int = 0
 
     def note_blob(self, node: str, digest: str, at: int) -> None:
         """A blob is complete on the disk of a gateway; only the first time counts."""
@@ -119,8 +168,8 @@ class HistoryViolation(Struct, frozen=True):
 class OutcomeCounts(Struct):
     """The number of messages by outcome.
 
-    `amended` is part of `dead_lettered`. `rewound` messages were sent by a gateway that was then
-    restored from a backup without them.
+    `amended` is part of `dead_lettered`, and `tasks_completed` of `tasks`. `rewound` messages were
+    sent by a gateway that was then restored from a backup without them.
     """
 
     sent: int = 0
@@ -131,6 +180,8 @@ class OutcomeCounts(Struct):
     doubled: int = 0
     amended: int = 0
     rewound: int = 0
+    tasks: int = 0
+    tasks_completed: int = 0
 
 
 class HistoryVerdict(Struct):

@@ -16,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.faults,
         options.over_ms,
         options.kinds.split(","),
+        options.tasks,
     )
     failed = 0
     for seed in range(options.seed, options.seed + options.seeds):
@@ -33,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=1, help="how many, from this one on")
     parser.add_argument("--nodes", type=int, default=usual.nodes)
     parser.add_argument("--messages", type=int, default=usual.messages)
+    parser.add_argument("--tasks", type=int, default=usual.tasks)
     parser.add_argument("--agents", type=int, default=usual.agents)
     parser.add_argument("--faults", type=int, default=usual.faults)
     parser.add_argument("--over-ms", type=int, default=usual.over_ms)

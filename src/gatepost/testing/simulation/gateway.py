@@ -6,7 +6,7 @@ be destroyed.
 
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -15,13 +15,20 @@ from typing import Any, Literal
 import apsw
 from msgspec import Struct
 
+from gatepost.config.hub_settings import HubSettings
 from gatepost.delivery import LocalNode, RetryPolicy, build_core, restore
 from gatepost.delivery.agents import MAX_AGENTS
+from gatepost.delivery.assembly import DeliveryCore
 from gatepost.delivery.links.blob_ports import FetchLimits
 from gatepost.delivery.links.peer_links import PeerLinkSettings
 from gatepost.delivery.links.relay_reader import RelayRetry
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import NodeKey
+from gatepost.hub.policy import Policy
+from gatepost.hub.registry import AgentRegistry
+from gatepost.hub.task_changes import TaskChanges
+from gatepost.hub.task_engine import TaskEngine
+from gatepost.hub.tasks import Task
 from gatepost.journal import Database, JobOutcome, Tx, Writer
 from gatepost.journal.writer import WriteOperation
 from gatepost.mailbox import MailboxPolicy
@@ -32,6 +39,7 @@ CrashMoment = Literal["before", "after"]
 
 # How far a restored room record leaps ahead; there is none here.
 _LEAP = 1
+_SWEEP_MS = 1_000
 
 
 class PowerCut(BaseException):
@@ -70,6 +78,8 @@ class SimulatedSettings(Struct, frozen=True):
     replica_keep_ms: int = 15_000
     prune_every_ms: int = 5_000
     resume_every_ms: int = 15_000
+    # Without these, gateways have no hub, and nobody creates tasks.
+    hub: HubSettings | None = None
 
     def link_settings(self) -> PeerLinkSettings:
         return PeerLinkSettings(
@@ -92,8 +102,11 @@ class PendingCall(Struct):
 
 class SimulatedGateway:
     """`up` while it runs. `on_up` and `on_down` are called when that changes, `on_appended` with
-    the incarnation and last seq of every commit group on disk.
+    the incarnation and last seq of every commit group on disk, `task_listeners` with every change
+    of a task. Its hub runs the agents in `hub_run`.
     """
+
+    hub: TaskEngine
 
     def __init__(
         self, loop: VirtualLoop, folder: Path, id: str, seed: int, settings: SimulatedSettings
@@ -115,6 +128,8 @@ class SimulatedGateway:
         self.on_up: list[Callable[[], None]] = []
         self.on_down: list[Callable[[], None]] = []
         self.on_appended: Callable[[str, int], None] = lambda incarnation, last: None
+        self.task_listeners: list[Callable[[Task], None]] = []
+        self.hub_run: dict[str, bytes] = {}
         self._random = Random(f"{seed}/{id}/groups")
         self._queue: list[PendingCall] = []
         self._running: list[PendingCall] = []
@@ -141,13 +156,40 @@ class SimulatedGateway:
         self.coordinator = core.coordinator
         self.coordinator.observe(on_blob_wanted=self._want_blob)
         self.outbox = core.outbox
-        self.writer = core.build_writer(
-            self.connection, _deliver_nothing, CommitWatch(self, self.node.incarnation)
-        )
+        watch = CommitWatch(self, self.node.incarnation)
+        hub = self._build_hub(core)
+        self.writer = core.build_writer(self.connection, _deliver_nothing, *hub, watch)
         self.up = True
         for hear in self.on_up:
             hear()
         self._plan_group(0)
+
+    def _build_hub(self, core: DeliveryCore) -> list[TaskChanges]:
+        """The hub, if this mesh has tasks; returns its part in commit groups."""
+        if self.settings.hub is None:
+            return []
+        registry = AgentRegistry()
+        self.hub = TaskEngine(core, registry, Policy(), self.settings.hub)
+        changes = self.hub.parts.changes
+        changes.on_changed = self._tell_listeners
+        self.load_hub_agents()
+        self.loop.call_after(_SWEEP_MS, partial(self._sweep_tasks, self.hub))
+        return [changes]
+
+    def load_hub_agents(self) -> None:
+        self.hub.parts.registry.load_files(self.hub_run)
+        self.agents.hub_run = frozenset(self.hub.parts.registry.agents)
+
+    def _tell_listeners(self, task: Task) -> None:
+        for hear in self.task_listeners:
+            hear(task)
+
+    def _sweep_tasks(self, hub: TaskEngine) -> None:
+        """End the tasks whose executors are lost, as the hub's service does, until a crash."""
+        if self.up and self.hub is hub:
+            for end_tasks in (hub.requested.end_lost_tasks, hub.reports.end_silent_tasks):
+                self.submit(end_tasks, lambda value, error: None)
+            self.loop.call_after(_SWEEP_MS, partial(self._sweep_tasks, hub))
 
     def _identify(self) -> LocalNode:
         row = self.connection.execute("SELECT value FROM fact WHERE name = 'incarnation'")
@@ -346,10 +388,14 @@ def _begin_restored_incarnation(gateway: SimulatedGateway, incarnation: str) -> 
     node = LocalNode(gateway.id, incarnation, gateway.key, gateway.clock)
     core = build_core(node, gateway.settings.retries, gateway.settings.policy)
     part = (core.outbox, CommitWatch(gateway, incarnation))
+    settings = gateway.settings.hub
+    hub = None if settings is None else TaskEngine(core, AgentRegistry(), Policy(), settings)
     bare = Writer(database.writer_connection, gateway.clock, _deliver_nothing)
     writer = Writer(database.writer_connection, gateway.clock, _deliver_nothing, participants=part)
     run_operation(bare, lambda tx: restore.begin_incarnation(tx, incarnation, _LEAP))
     while run_operation(writer, lambda tx: restore.quarantine(tx, core, 1000)):
+        pass
+    while hub is not None and run_operation(writer, hub.restored.end_restored_tasks):
         pass
     database.close()
 

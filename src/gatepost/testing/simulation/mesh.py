@@ -5,12 +5,14 @@ Everything follows from one seed. Time passes only while `run` lets it.
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
 from typing import Any, Self
 
+import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -20,6 +22,8 @@ from gatepost.journal.outbox import EventDraft
 from gatepost.testing.history import (
     HistoryVerdict,
     ObservedSend,
+    ObservedTask,
+    ObservedWork,
     check_history,
     read_journal,
 )
@@ -27,6 +31,12 @@ from gatepost.testing.simulation.gateway import SimulatedGateway, SimulatedSetti
 from gatepost.testing.simulation.network import Direction, SimulatedNetwork
 from gatepost.testing.simulation.observer import MeshObserver, TraceLine
 from gatepost.testing.simulation.room import SimulatedRoom
+from gatepost.testing.simulation.task_users import (
+    SimulatedCreator,
+    SimulatedSessions,
+    SimulatedWork,
+    WorkManners,
+)
 from gatepost.testing.simulation.users import AgentManners, SimulatedAgent, SimulatedClient
 from gatepost.testing.simulation.virtual_time import VirtualLoop
 from gatepost.wire import NewSend, Sent
@@ -35,6 +45,7 @@ _ABUSE = "SELECT subject, detail FROM incident WHERE class = 'abuse'"
 _OPEN = """
 SELECT (SELECT count(*) FROM delivery WHERE processed_at IS NULL)
      + (SELECT count(*) FROM mail WHERE state < 3)
+     + (SELECT count(*) FROM task WHERE ended_at IS NULL)
 """
 _LOOK_EVERY_MS = 500
 # A lease ends by its gateway's clock, and a fault sets clocks back by a minute, some of them twice.
@@ -78,6 +89,8 @@ class SimulatedMesh:
         self.seen, self.trace = self.observer.seen, self.observer.trace
         self.room = SimulatedRoom(self.loop, self.gateways, self.network, seed)
         self.agents: dict[tuple[str, str], SimulatedAgent] = {}
+        self.work_manners = WorkManners()
+        self.has_tasks = settings is not None and settings.hub is not None
         self._clients: list[SimulatedClient] = []
         self._honest = self.network.tamper
         self.healed = False
@@ -142,8 +155,30 @@ class SimulatedMesh:
                 self.network.links[node].files,
                 standby,
             )
+            self.agents[node, name].on_accepted = partial(self._begin_work, node, name)
         agent = self.agents[node, name]
         agent.standby, agent.dismissed = standby, False
+
+    def run_agent_by_hub(self, name: str, node: str) -> None:
+        """From now on sessions of the hub of `node` do the tasks of this agent there."""
+        gateway = self.gateways[node]
+        if not gateway.hub_run:
+            files = self.network.links[node].files
+            SimulatedSessions(gateway, files, self.work_manners, self.seed, self._note_work)
+        definition = {"name": name, "command": ["true"], "eta_seconds": 5}
+        gateway.hub_run[f"{name}.json"] = msgspec.json.encode(definition)
+        gateway.load_hub_agents()
+
+    def _begin_work(self, node: str, name: str, task_id: str) -> None:
+        seen = ObservedWork(node, name, task_id, self.loop.now)
+        self._note_work(seen)
+        random = Random(f"{self.seed}/{node}/{task_id}/work")
+        files = self.network.links[node].files
+        SimulatedWork(self.gateways[node], files, self.work_manners, random, seen).go_on()
+
+    def _note_work(self, seen: ObservedWork) -> None:
+        self.seen.works.append(seen)
+        self.trace(seen.node, f"{seen.agent} works on {seen.task_id}")
 
     def dismiss_agent(self, name: str, node: str) -> None:
         """`node` hosts `name` no more and accepts nothing new for it."""
@@ -205,6 +240,27 @@ class SimulatedMesh:
         client.send()
         return seen
 
+    def create_task(
+        self,
+        requester: str,
+        agent: str,
+        large_bytes: int = 0,
+        cancel_after: int | None = None,
+        **fields: Any,
+    ) -> ObservedTask | None:
+        """Have a client create a task, and cancel it after some time. None if it has no gateway."""
+        node = self.room.owner_of(requester)
+        if not node:
+            return None
+        seen = ObservedTask(node, requester, agent, f"t{len(self.seen.tasks)}", self.loop.now)
+        self.seen.tasks.append(seen)
+        files = self.network.links[node].files
+        creator = SimulatedCreator(self.gateways[node], seen, files, large_bytes, **fields)
+        creator.create()
+        if cancel_after is not None:
+            self.loop.call_after(cancel_after, creator.cancel)
+        return seen
+
     def status_of(self, seen: ObservedSend) -> Sent:
         gateway = self.gateways[seen.node]
         sent: Sent = gateway.run_now(lambda tx: gateway.coordinator.sent.status(tx, seen.event_id))
@@ -233,6 +289,7 @@ class SimulatedMesh:
         """Everything works again: gateways, disks, lines, agents."""
         self.trace("all", "heal")
         self.healed = True
+        self.seen.healed_at = self.loop.now
         self.network.heal_directions()
         self.network.tamper = self._honest
         # A reader cannot tell that a relay left out the last event, until another one follows.

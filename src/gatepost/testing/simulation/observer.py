@@ -12,7 +12,8 @@ from typing import Any
 from gatepost.delivery.frames import EventsFrame, decode_frame
 from gatepost.errors import GatepostError
 from gatepost.events import decode_event
-from gatepost.testing.history import Observations, ObservedTurn
+from gatepost.hub.tasks import Task
+from gatepost.testing.history import Observations, ObservedTaskEnd, ObservedTurn
 from gatepost.testing.simulation.blob_files import SimulatedBlobFiles
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.network import Direction, SimulatedNetwork
@@ -20,7 +21,7 @@ from gatepost.testing.simulation.virtual_time import START
 
 TraceLine = Callable[[str], None]
 # Errors logged here are surprises; without a handler, warnings would go to the terminal.
-_WATCHED_LOGS = ("gatepost.journal.writer", "gatepost.delivery")
+_WATCHED_LOGS = ("gatepost.journal.writer", "gatepost.delivery", "gatepost.hub")
 
 
 class MeshObserver:
@@ -49,6 +50,7 @@ class MeshObserver:
     def watch_gateway(self, gateway: SimulatedGateway, files: SimulatedBlobFiles) -> None:
         files.on_stored = partial(self._note_blob, gateway.id)
         gateway.on_appended = partial(self._note_append, gateway.id)
+        gateway.task_listeners.append(partial(self._note_task, gateway.id))
         gateway.on_up.append(partial(self.trace, gateway.id, "starts"))
         gateway.on_down.append(partial(self.trace, gateway.id, "goes down"))
 
@@ -64,6 +66,13 @@ class MeshObserver:
     def note_turn(self, turn: ObservedTurn) -> None:
         self.seen.turns.append(turn)
         self.trace(turn.node, f"{turn.agent} begins {turn.event_id} of {turn.sender}")
+
+    def _note_task(self, node: str, task: Task) -> None:
+        """A gateway tells that a task changed. Its end is what its creator is told."""
+        self.trace(node, f"task {task.id} is {task.state} {task.error_code or ''}")
+        if task.has_ended:
+            end = ObservedTaskEnd(node, task.id, task.state, task.error_code, self._loop.now)
+            self.seen.task_ends.append(end)
 
     def note_surprise(self, what: str) -> None:
         self.seen.surprises.append(("", what))

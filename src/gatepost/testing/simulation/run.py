@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gatepost.config.hub_settings import HubSettings
 from gatepost.testing.history import HistoryVerdict
 from gatepost.testing.simulation import faults
 from gatepost.testing.simulation.gateway import SimulatedSettings
@@ -26,6 +27,12 @@ _DELAYED = 0.06
 _OWN_RETRIES = 0.05
 # How many agents work on several messages at once.
 _SEVERAL_HANDS = 0.1
+# How many agents the hub runs; how many tasks have a request that is a blob, or are cancelled.
+_HUB_AGENTS = 0.3
+_LARGE_REQUESTS = 0.15
+_CANCELLED = 0.25
+# The silence of a gateway is longer than clocks jump and than senders wait for it.
+_HUB = HubSettings(agent_silence_secs=10.0, abandon_secs=300.0)
 # How many single messages or bursts have callers that wait for the replies.
 _CALLERS = 0.2
 
@@ -39,12 +46,13 @@ class RunShape(Struct, frozen=True):
     faults: int = 20
     over_ms: int = 60_000
     kinds: list[str] = field(default_factory=lambda: list(faults.FAULTS))
+    tasks: int = 0
 
     def replay_command(self, seed: int) -> str:
         """The command line that replays this run with this seed."""
         given = [f"--seed {seed}"]
         default = RunShape()
-        for name in ("nodes", "messages", "agents", "faults", "over_ms"):
+        for name in ("nodes", "messages", "agents", "faults", "over_ms", "tasks"):
             if getattr(self, name) != getattr(default, name):
                 given.append(f"--{name.replace('_', '-')} {getattr(self, name)}")
         if self.kinds != default.kinds:
@@ -72,6 +80,8 @@ def simulate(
     shape = shape or RunShape()
     random, terms = Random(f"{seed}/run"), Random(f"{seed}/terms")
     settings, topology = _draw_settings(random), _draw_topology(random, shape.nodes)
+    if shape.tasks:
+        settings = replace(settings, hub=_HUB)
     with SimulatedMesh(seed, shape.nodes, settings, trace, **topology) as mesh:
         mesh.seen.brief = True
         mesh.seen.hasty = settings.retries.verdict_wait == _HASTY_MS
@@ -79,10 +89,15 @@ def simulate(
             mesh.trace_frames()
         began = mesh.loop.now
         _place_agents(mesh, random, terms, shape)
+        # A stream of its own: a seed without tasks is the same run as ever.
+        work = Random(f"{seed}/tasks")
+        if shape.tasks:
+            _choose_hub_agents(mesh, work, shape)
         mesh.run(500)
         faults.plan_faults(mesh, random, shape.faults, shape.over_ms, shape.kinds)
         _plan_traffic(mesh, random, terms, shape)
-        most = _LINK_BYTES * (shape.messages + shape.faults)
+        _plan_tasks(mesh, work, shape)
+        most = _LINK_BYTES * (shape.messages + shape.faults + 2 * shape.tasks)
         mesh.run(shape.over_ms + 1, lambda: mesh.network.total > most)
         mesh.heal()
         drained = mesh.network.total < most and mesh.drain()
@@ -146,6 +161,26 @@ def _plan_traffic(mesh: SimulatedMesh, random: Random, terms: Random, shape: Run
             send = partial(mesh.send, sender, target, blob_bytes=blob, **more)
             mesh.loop.call_after(moment, send)
             left -= 1
+
+
+def _choose_hub_agents(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
+    """Every gateway runs some of its agents itself: in sessions."""
+    for number in range(shape.agents):
+        if random.random() < _HUB_AGENTS:
+            mesh.run_agent_by_hub(f"a{number}", mesh.room.owner_of(f"a{number}"))
+
+
+def _plan_tasks(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
+    names = [f"a{number}" for number in range(shape.agents)]
+    for _ in range(shape.tasks):
+        requester, agent = random.sample(names, 2)
+        fields: dict[str, Any] = {"ttl_secs": 5.0} if random.random() < 0.08 else {}
+        large = random.randint(1, 3_000) if random.random() < _LARGE_REQUESTS else 0
+        cancel = random.randint(0, 6_000) if random.random() < _CANCELLED else None
+        create = partial(
+            mesh.create_task, requester, agent, large_bytes=large, cancel_after=cancel, **fields
+        )
+        mesh.loop.call_after(random.randint(0, shape.over_ms), create)
 
 
 def _draw_terms(random: Random, now: int) -> dict[str, Any]:

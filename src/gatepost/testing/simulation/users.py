@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from gatepost.delivery.blob_records import keep_uploaded_blob
 from gatepost.delivery.send_request import fingerprint_send
-from gatepost.errors import GatepostError, StorageFailed
+from gatepost.errors import GatepostError, StorageFailed, UnknownTask, WrongState
 from gatepost.journal import Tx
 from gatepost.mailbox import Settlement
 from gatepost.mailbox.dispatcher import Waiter
+from gatepost.task_wire import TaskReport
 from gatepost.testing.history import ObservedSend, ObservedTurn
 from gatepost.testing.simulation.blob_files import SimulatedBlobFiles
 from gatepost.testing.simulation.gateway import SimulatedGateway
@@ -28,6 +29,8 @@ _RECONNECT_MS = 300
 # As small as the pieces in which blobs are fetched here; a real reply travels so from 64 KiB on.
 _LARGE_REPLY_BYTES = (1, 3_000)
 _decode_info = msgspec.json.Decoder(EventInfo).decode
+# The answer to a task that was accepted.
+_ACCEPTED = Settlement(1)
 
 
 class AgentManners(Struct, frozen=True):
@@ -136,6 +139,8 @@ class SimulatedAgent:
         self.dismissed = False
         self._random = random
         self._note = note
+        # Called with the id of every task that the agent accepted.
+        self.on_accepted: Callable[[str], None] = lambda id: None
         self._connected = False
         self._todo: list[LeasedMessage] = []
         # The turns under way.
@@ -248,6 +253,9 @@ class SimulatedAgent:
             self._lay_aside(message)
         elif luck < self.manners.forget + self.manners.nack:
             self._settle_turn(message, partial(self._nack_message, message), turn, "nacked")
+        elif turn.kind == "task_create":
+            accept = partial(self._accept_task, message, turn.event_id)
+            self._settle_turn(message, accept, turn, "ok")
         elif turn.kind == "message" and self._random.random() < self.manners.reply:
             self._end_with_reply(message, turn)
         else:
@@ -287,6 +295,18 @@ class SimulatedAgent:
         ack = self._gateway.coordinator.ack
         return ack(tx, self.agent, [message.receipt], [], replies, refs)
 
+    def _accept_task(self, message: LeasedMessage, id: str, tx: Tx) -> Settlement:
+        """Accept a task, which settles its mail; mail with a task that has ended is just acked."""
+        report = TaskReport(id, self.agent, "accept", message.receipt, eta_secs=5.0)
+        mark = tx.begin_operation()
+        try:
+            self._gateway.hub.reports.apply_reports(tx, [report])
+        except (WrongState, UnknownTask):
+            tx.undo_operation(mark)
+            return self._ack_message(message, {}, {}, tx)
+        tx.keep_operation()
+        return _ACCEPTED
+
     def _nack_message(self, message: LeasedMessage, tx: Tx) -> Settlement:
         nack, retry = self._gateway.coordinator.nack, self._random.random() >= self.manners.reject
         return nack(tx, self.agent, [message.receipt], [], "simulated", retry=retry)
@@ -304,6 +324,8 @@ class SimulatedAgent:
                 turn.result = "failed"
             else:
                 turn.result = wanted if result.settled else "stale"
+            if result is _ACCEPTED:
+                self.on_accepted(turn.event_id)
             self._lay_aside(message)
 
         self._gateway.submit(operation, told)

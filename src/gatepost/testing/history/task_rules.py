@@ -1,0 +1,202 @@
+"""The rules of tasks: each has one end, and its creator is told what really happened."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct, field
+
+from gatepost.testing.history.histories import CheckedMesh
+from gatepost.testing.history.journals import GatewayJournal, JournalEvent, JournalTask
+from gatepost.testing.history.verdict import HistoryViolation
+
+# Ends that the creator's gateway decides if it hears nothing from an executor.
+_UNHEARD = ("executor_lost", "expired", "undeliverable", "rejected")
+# A task ends this long after everything healed; later only if a gateway never came back.
+_BOUND_MS = 240_000
+_LOST_BOUND_MS = 960_000
+
+
+class _PublicPart(Struct, rename="camel"):
+    failure_class: str = ""
+
+
+class _ReportBody(Struct):
+    task: _PublicPart = field(default_factory=_PublicPart)
+
+
+class TaskHistory(Struct):
+    """A task at its creator's gateway, and as (node, task) at every gateway that dealt with it."""
+
+    node: str
+    task: JournalTask
+    executions: list[tuple[str, JournalTask]] = field(default_factory=list)
+    relays: list[tuple[str, JournalTask]] = field(default_factory=list)
+
+    def involves(self, nodes: set[str]) -> bool:
+        others = {node for node, _ in self.executions + self.relays}
+        others.add(self.task.executor_node or self.node)
+        return self.node in nodes or not nodes.isdisjoint(others)
+
+
+def _collect_tasks(mesh: CheckedMesh) -> list[TaskHistory]:
+    originals: dict[str, str] = {}
+    for journal in mesh.journals.values():
+        originals.update(journal.forwards)
+
+    def root_of(id: str) -> str:
+        while id in originals:
+            id = originals[id]
+        return id
+
+    found = {
+        id: TaskHistory(journal.node, task)
+        for journal in mesh.journals.values()
+        for id, task in journal.tasks.items()
+        if task.requester_node is None
+    }
+    for journal in mesh.journals.values():
+        for id, task in journal.tasks.items():
+            history = found.get(root_of(id))
+            if history is not None and task.executor != "remote":
+                history.executions.append((journal.node, task))
+            elif history is not None and task.requester_node is not None:
+                history.relays.append((journal.node, task))
+    return list(found.values())
+
+
+def _check_kept(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for seen in mesh.seen.tasks:
+        is_lost = seen.task_id not in mesh.journals[seen.node].tasks
+        if seen.result == "acknowledged" and is_lost and seen.node not in mesh.seen.restored:
+            detail = f"{seen.requester} to {seen.agent}"
+            yield HistoryViolation("task kept", seen.node, seen.task_id, detail)
+
+
+def _check_ended(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    silent = mesh.seen.absent | mesh.seen.lost
+    for journal in mesh.journals.values() if mesh.drained else ():
+        for task in journal.tasks.values():
+            if not task.has_ended and journal.node not in silent:
+                detail = f"it is {task.state}, executed by {task.executor} {task.executor_node}"
+                yield HistoryViolation("task ended", journal.node, task.id, detail)
+    bound = _LOST_BOUND_MS if mesh.seen.lost else _BOUND_MS
+    for end in mesh.seen.task_ends:
+        if mesh.seen.healed_at and end.at > mesh.seen.healed_at + bound:
+            late = end.at - mesh.seen.healed_at
+            detail = f"it ended {late} ms after everything healed"
+            yield HistoryViolation("task ended", end.node, end.task_id, detail)
+
+
+def _check_one_end(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    """All ends that a gateway told of are one, and that one is in its journal."""
+    told: dict[tuple[str, str], list[tuple[str, str | None]]] = defaultdict(list)
+    for end in mesh.seen.task_ends:
+        told[end.node, end.task_id].append((end.state, end.code))
+    for (node, id), ends in told.items():
+        task = mesh.journals[node].tasks.get(id)
+        if node in mesh.seen.restored:
+            continue
+        known = None if task is None else (task.state, task.error_code)
+        if ends != [known]:
+            detail = f"told were {ends}, and the journal has {known}"
+            yield HistoryViolation("task one end", node, id, detail)
+
+
+def _check_same_end(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for history in _collect_tasks(mesh):
+        if history.involves(mesh.seen.restored):
+            continue
+        done = [(node, task) for node, task in history.executions if task.state == "completed"]
+        if len(done) > 1:
+            detail = f"completed by {[node for node, _ in done]}"
+            yield HistoryViolation("task same end", history.node, history.task.id, detail)
+        detail = _compare_ends(mesh, history)
+        if detail and history.node not in mesh.seen.lost:
+            yield HistoryViolation("task same end", history.node, history.task.id, detail)
+
+
+def _compare_ends(mesh: CheckedMesh, history: TaskHistory) -> str:
+    """The difference between the creator's end and those of executors; nothing if there is none."""
+    told = history.task
+    ends = [(task.state, task.error_code, task.result) for _, task in history.executions]
+    completed = any(task.state == "completed" for _, task in history.executions)
+    if not told.has_ended:
+        return ""
+    if (told.state, told.error_code, told.result) in ends and completed == (
+        told.state == "completed"
+    ):
+        return ""
+    # Nobody hears of the end at a gateway that never comes back, or counts no more.
+    unheard = history.involves(mesh.seen.lost | mesh.seen.revoked)
+    if told.state != "completed" and told.error_code in _UNHEARD and (not completed or unheard):
+        return ""
+    return f"its creator was told {told.state} {told.error_code}, its executors say {ends}"
+
+
+def _check_work(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for work in mesh.seen.works:
+        journal = mesh.journals[work.node]
+        # A task that was handed on and came back is known by its first request.
+        task = journal.tasks.get(work.task_id) or journal.tasks.get(
+            journal.forwards.get(work.task_id, "")
+        )
+        if not work.outcome or work.node in mesh.seen.restored:
+            continue
+        said = (work.outcome, work.code or None, work.result)
+        known = task and (task.state, task.error_code, task.result)
+        if said != known or work.contradicted:
+            detail = f"{work.agent} reported {said}, and the journal has {known}"
+            yield HistoryViolation("task work", work.node, work.task_id, detail)
+
+
+def _check_cancelled(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    """Compare the places of receipts for cancellations and of ends in the executors' outboxes."""
+    cancels = {
+        event.event_id: event.ref_event_id or ""
+        for journal in mesh.journals.values()
+        for event in journal.events
+        if event.kind == "task_cancel"
+    }
+    for journal in mesh.journals.values():
+        if journal.node in mesh.seen.restored:
+            continue
+        ends = _ends_in_outbox(journal)
+        for event in journal.events:
+            id = cancels.get(event.ref_event_id or "", "") if _is_last_receipt(event) else ""
+            executed = journal.tasks.get(id)
+            if not id or executed is None or executed.executor == "remote":
+                continue
+            ended_at = ends.get(id)
+            if executed.state != "cancelled" and (ended_at is None or ended_at > event.seq):
+                detail = f"it was cancelled at {event.seq}, and {executed.state} at {ended_at}"
+                yield HistoryViolation("task cancelled", journal.node, id, detail)
+
+
+def _is_last_receipt(event: JournalEvent) -> bool:
+    return event.kind == "ack" and event.read_payload().get("status") == "processed"
+
+
+def _ends_in_outbox(journal: GatewayJournal) -> dict[str, int]:
+    """The number of the event that reports the end of each task."""
+    ends: dict[str, int] = {}
+    for event in journal.events:
+        if event.kind in ("task_complete", "task_failed") or _reports_cancelled(event):
+            ends.setdefault(event.ref_event_id or "", event.seq)
+    return ends
+
+
+def _reports_cancelled(event: JournalEvent) -> bool:
+    if event.kind != "task_update":
+        return False
+    return msgspec.json.decode(event.body, type=_ReportBody).task.failure_class == "cancelled"
+
+
+TASK_RULES = (
+    _check_kept,
+    _check_ended,
+    _check_one_end,
+    _check_same_end,
+    _check_work,
+    _check_cancelled,
+)

@@ -1,0 +1,359 @@
+"""The users of tasks in a simulated mesh: creators, agents that work on tasks, and sessions.
+
+They note the answers they get, for that is all that anybody knows of a task.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from random import Random
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gatepost.delivery.blob_records import keep_uploaded_blob
+from gatepost.errors import GatepostError, StorageFailed
+from gatepost.events import fingerprint_content
+from gatepost.hub.task_request import RequestContent, encode_request
+from gatepost.hub.task_states import TaskState
+from gatepost.hub.tasks import EXECUTOR_LOST, Task, load_task
+from gatepost.journal import Tx
+from gatepost.task_wire import NewTask, TaskReport
+from gatepost.testing.history import ObservedTask, ObservedWork
+from gatepost.testing.simulation.blob_files import SimulatedBlobFiles
+from gatepost.testing.simulation.gateway import SimulatedGateway
+
+_RECONNECT_MS = 300
+# Longer than any fault but the loss of a gateway.
+_PATIENCE = 200
+_MAX_SESSIONS = 3
+_SELECT_BEGUN = """
+SELECT lower(hex(id)) FROM task
+WHERE executor = 'session' AND state IN ('accepted', 'running') AND ended_at IS NULL
+"""
+
+
+class WorkManners(Struct, frozen=True):
+    """How executors work: how often they fail, vanish, contradict themselves, or have much to say.
+
+    Of the sessions that run while their gateway loses power, `orphaned` end with it.
+    """
+
+    steps: tuple[int, int] = (0, 3)
+    step_ms: tuple[int, int] = (20, 2_000)
+    fail: float = 0.1
+    vanish: float = 0.1
+    contradict: float = 0.15
+    large_result: float = 0.15
+    orphaned: float = 0.3
+
+
+class PatientCall:
+    """One operation at a gateway, repeated until there is an answer that is not `storage_failed`.
+
+    `done` gets the answer; nobody is told if there never is one.
+    """
+
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        operation: Callable[[Tx], Any],
+        done: Callable[[Any, GatepostError | None], None],
+    ) -> None:
+        self._gateway = gateway
+        self._operation = operation
+        self._done = done
+        self._patience = _PATIENCE
+
+    def submit(self) -> None:
+        self._gateway.submit(self._operation, self._take_answer, self._try_again)
+
+    def _take_answer(self, value: Any, error: GatepostError | None) -> None:
+        if isinstance(error, StorageFailed):
+            self._try_again()
+        else:
+            self._done(value, error)
+
+    def _try_again(self) -> None:
+        self._patience -= 1
+        if self._patience and not self._gateway.destroyed:
+            self._gateway.loop.call_after(_RECONNECT_MS, self.submit)
+
+
+class SimulatedCreator:
+    """Creates one task, and perhaps cancels it later."""
+
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        seen: ObservedTask,
+        files: SimulatedBlobFiles,
+        large_bytes: int = 0,
+        **fields: Any,
+    ) -> None:
+        self._gateway = gateway
+        self.seen = seen
+        self._files = files
+        self._is_large = large_bytes > 0
+        given = Raw(msgspec.json.encode({"n": seen.key, "x": "x" * large_bytes}))
+        self._new = NewTask(
+            seen.requester, "simulated", to_agents=[seen.agent], input=given,
+            idempotency_key=seen.key, **fields,
+        )  # fmt: skip
+        self._patience = _PATIENCE
+
+    def create(self) -> None:
+        """Create the task. A large request is stored before, as the gateway does it."""
+        payload = encode_request(self._new)
+        mark = fingerprint_content(payload)
+        if not self._is_large:
+            self._submit(RequestContent(mark, payload))
+            return
+        try:
+            if not self._gateway.up:
+                raise StorageFailed("it is down")
+            blob, key = self._files.write_blob(payload)
+        except GatepostError:
+            self._patience -= 1
+            if self._patience and not self._gateway.destroyed:
+                self._gateway.loop.call_after(_RECONNECT_MS, self.create)
+            return
+        content = RequestContent(mark, digest=blob.digest)
+        keep = PatientCall(
+            self._gateway,
+            lambda tx: keep_uploaded_blob(tx, blob, key),
+            lambda value, error: None if error else self._submit(content),
+        )
+        keep.submit()
+
+    def _submit(self, content: RequestContent) -> None:
+        gateway = self._gateway
+        PatientCall(
+            gateway,
+            lambda tx: gateway.hub.requested.create_tasks(tx, self._new, content),
+            self._note_answer,
+        ).submit()
+
+    def _note_answer(self, made: list[Task], error: GatepostError | None) -> None:
+        if error is None:
+            self.seen.task_id, self.seen.result = made[0].id, "acknowledged"
+        else:
+            self.seen.result = f"refused: {error.code}"
+
+    def cancel(self) -> None:
+        if not self.seen.task_id:
+            return
+        gateway, id = self._gateway, self.seen.task_id
+        PatientCall(
+            gateway, lambda tx: gateway.hub.cancel_task(tx, id, "simulated"), self._note_cancelled
+        ).submit()
+
+    def _note_cancelled(self, task: Task, error: GatepostError | None) -> None:
+        self.seen.cancel = "acknowledged" if error is None else f"refused: {error.code}"
+
+
+class SimulatedWork:
+    """The work on one task that was accepted: some updates, then an end, or nothing more.
+
+    It goes on while its gateway is down, and reports when that is back.
+    """
+
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        files: SimulatedBlobFiles,
+        manners: WorkManners,
+        random: Random,
+        seen: ObservedWork,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_gone` is called if whoever does the work dies without a report."""
+        self._gateway = gateway
+        self._files = files
+        self._manners = manners
+        self._random = random
+        self.seen = seen
+        self._on_gone = on_gone
+        self.started = self.ended = False
+        self._steps = random.randint(*manners.steps)
+        luck = random.random()
+        self.vanishes = luck < manners.vanish
+        self._fails = manners.vanish <= luck < manners.vanish + manners.fail
+        self._contradicts = random.random() < manners.contradict
+        is_large = random.random() < manners.large_result
+        self._large_bytes = random.randint(1, 3_000) if is_large else 0
+
+    def go_on(self) -> None:
+        """Do the next step after a while."""
+        self.started = True
+        self._gateway.loop.call_after(self._random.randint(*self._manners.step_ms), self._step)
+
+    def abandon(self) -> None:
+        """Whoever does the work is gone."""
+        self.ended = True
+
+    def _step(self) -> None:
+        if self.ended:
+            return
+        if self._steps:
+            self._steps -= 1
+            self._report("update", self._take_update, progress=0.5, note="simulated")
+        elif self.vanishes:
+            self.ended = True
+        elif self._fails:
+            self._report("fail", self._take_failure, error_code="simulated", error="sorry")
+        else:
+            self._complete(self._result(""), self._take_completion)
+
+    def _result(self, suffix: str) -> bytes:
+        filler = "x" * self._large_bytes
+        return msgspec.json.encode({"of": self.seen.task_id + suffix, "x": filler})
+
+    def _report(self, action: Any, done: Callable[..., None], **fields: Any) -> None:
+        gateway, seen = self._gateway, self.seen
+        report = TaskReport(seen.task_id, seen.agent, action, **fields)
+        operation: Callable[[Tx], Any] = lambda tx: gateway.hub.reports.apply_reports(tx, [report])  # noqa: E731
+        PatientCall(gateway, operation, done).submit()
+
+    def _take_update(self, task: Task, error: GatepostError | None) -> None:
+        if error is None:
+            self.go_on()
+        else:
+            self.ended = True
+
+    def _take_failure(self, task: Task, error: GatepostError | None) -> None:
+        self.ended = True
+        if error is None:
+            self.seen.outcome, self.seen.code = "failed", "simulated"
+
+    def _complete(self, result: bytes, done: Callable[..., None]) -> None:
+        if not self._large_bytes:
+            self._report("complete", partial(done, result), result=Raw(result))
+            return
+        try:
+            if not self._gateway.up:
+                raise StorageFailed("it is down")
+            blob, key = self._files.write_blob(result)
+        except GatepostError:
+            self.ended = True  # As an agent that cannot upload its result, and dies.
+            self._on_gone()
+            return
+
+        def stored(value: Any, error: GatepostError | None) -> None:
+            if error is None:
+                self._report("complete", partial(done, result), result_ref=blob.digest)
+
+        PatientCall(self._gateway, lambda tx: keep_uploaded_blob(tx, blob, key), stored).submit()
+
+    def _take_completion(self, result: bytes, task: Task, error: GatepostError | None) -> None:
+        self.ended = True
+        if error is not None:
+            return
+        self.seen.outcome, self.seen.result = "completed", sha256(result).hexdigest()
+        if self._contradicts:
+            self._complete(self._result("again"), self._take_contradiction)
+
+    def _take_contradiction(self, result: bytes, task: Task, error: GatepostError | None) -> None:
+        """A second result may be refused; nobody may take it for the first."""
+        self.seen.contradicted = error is None
+
+
+class SimulatedSessions:
+    """The sessions of one gateway. They outlive its process; some end while it is down."""
+
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        files: SimulatedBlobFiles,
+        manners: WorkManners,
+        seed: int,
+        note: Callable[[ObservedWork], None],
+    ) -> None:
+        self._gateway = gateway
+        self._files = files
+        self._manners = manners
+        self._random = Random(f"{seed}/{gateway.id}/sessions")
+        self._note = note
+        self._works: dict[str, SimulatedWork] = {}
+        gateway.on_up.append(self._recover)
+        gateway.on_down.append(self._lose_some)
+        gateway.task_listeners.append(self._note_change)
+
+    def _note_change(self, task: Task) -> None:
+        if task.has_ended and task.id in self._works:
+            self._works.pop(task.id).abandon()
+            self._look_for_tasks()
+        elif task.executor == "session" and task.state is TaskState.PENDING:
+            self._look_for_tasks()
+
+    def _look_for_tasks(self) -> None:
+        capacity = _MAX_SESSIONS - len(self._works)
+        if capacity > 0:
+            take: Callable[[Tx], Any] = lambda tx: self._gateway.hub.executed.take_pending(  # noqa: E731
+                tx, capacity
+            )
+            self._gateway.submit(take, self._launch)
+
+    def _launch(self, taken: list[Any] | None, error: GatepostError | None) -> None:
+        for each in taken or ():
+            id, agent = each.task.id, each.task.agent
+            now = self._gateway.loop.now
+            seen = ObservedWork(self._gateway.id, agent, id, now)
+            self._note(seen)
+            work = SimulatedWork(
+                self._gateway, self._files, self._manners, self._random, seen,
+                partial(self._end_lost, id),
+            )  # fmt: skip
+            self._works[id] = work
+            if work.vanishes:
+                self._gateway.loop.call_after(8_000, partial(self._end_hanging, id))
+            self._gateway.submit(partial(self._start, id), partial(self._note_started, work))
+
+    def _start(self, id: str, tx: Tx) -> None:
+        if not load_task(tx, id).has_ended:
+            self._gateway.hub.executed.start_task(tx, id)
+
+    def _note_started(
+        self, work: SimulatedWork, value: object, error: GatepostError | None
+    ) -> None:
+        if error is None:
+            work.go_on()
+        else:
+            self._end_lost(work.seen.task_id)
+
+    def _end_hanging(self, id: str) -> None:
+        """A session that hangs is ended at its time limit."""
+        if id in self._works:
+            self._end_lost(id)
+
+    def _end_lost(self, id: str) -> None:
+        work = self._works.pop(id, None)
+        if work is not None:
+            work.abandon()
+        PatientCall(self._gateway, partial(self._fail, id), lambda value, error: None).submit()
+
+    def _fail(self, id: str, tx: Tx) -> None:
+        task = load_task(tx, id)
+        if not task.has_ended and task.state is not TaskState.PENDING:
+            self._gateway.hub.executed.fail_task(tx, id, EXECUTOR_LOST, "its session was lost")
+
+    # -- power cuts
+
+    def _lose_some(self) -> None:
+        for id, work in list(self._works.items()):
+            if not work.started or self._random.random() < self._manners.orphaned:
+                self._works.pop(id).abandon()
+
+    def _recover(self) -> None:
+        """Follow the sessions that still run, and end the tasks of all others."""
+        begun = {_format(id) for (id,) in self._gateway.query(_SELECT_BEGUN)}
+        for id in sorted(begun - self._works.keys()):
+            self._end_lost(id)
+        for id in sorted(self._works.keys() - begun):
+            self._works.pop(id).abandon()  # Restored from a backup that does not know it.
+        self._look_for_tasks()
+
+
+def _format(text: str) -> str:
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
