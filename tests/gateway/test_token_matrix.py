@@ -28,6 +28,7 @@ _ENTRANCES = (
     "/readyz",
     "/ansible/auth/",
     "/ansible/agent/auth/",
+    "/.well-known/gatepost/",
 )
 _REFUSALS = {
     "none": {(401, "unauthorized")},

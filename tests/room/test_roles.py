@@ -74,7 +74,8 @@ def test_the_table_says_this() -> None:
 
     assert names(Role.COORDINATOR) == {"CoordinationRecord"}
     assert names(Role.BACKBONE) == {
-        *("InviteRecord", "MeshSecretRecord", "RevocationRecord", "StandingRecord")
+        *("DescriptorRecord", "InviteRecord", "MeshSecretRecord"),
+        *("RevocationRecord", "StandingRecord"),
     }
     assert {act for act in Act if may_act(Role.EDGE, act)} == set()
     assert {act for act in Act if not may_act(Role.BACKBONE, act)} == {

@@ -20,6 +20,8 @@ from gatepost.room.records import (
     CapabilityRecord,
     CoordinationRecord,
     DeliveryRecord,
+    DescriptorPoint,
+    DescriptorRecord,
     EligibilityRecord,
     EtaAdviceRecord,
     IncidentRecord,
@@ -30,6 +32,7 @@ from gatepost.room.records import (
     RoutingRecord,
     SkillRef,
     StandingRecord,
+    TransportRecord,
 )
 from gatepost.room.signed_record import SignedRecord, open_signed_record, sign_record
 from tests.room.sample_records import (
@@ -120,6 +123,17 @@ EVERY_KIND: list[tuple[RecordAuthor, str, str, RoomRecord]] = [
         "secrets",
         f"{'0f' * 16}@root",
         MeshSecretRecord(version=2, rotated_by="root", revoked=("ab" * 16,), encrypted=b"x"),
+    ),
+    (EDGE, "transports", "laptop", TransportRecord(udp="127.0.0.1:7", tunnel_ip="10.1.2.3")),
+    (
+        ROOT,
+        "rendezvous",
+        "descriptor@root",
+        DescriptorRecord(
+            issued_at=NOW,
+            expires_at=NOW + 1,
+            points=(DescriptorPoint(node="root", key="ab" * 16, tier="backbone"),),
+        ),
     ),
 ]
 

@@ -48,13 +48,15 @@ COMMANDS = (
     CommandEntry("Other gateways", "invite", "room:invite_node", "Invite another gateway into this one's room."),
     CommandEntry("Other gateways", "invites", "room:list_invites", "List the invites this gateway issued."),
     CommandEntry("Other gateways", "withdraw", "room:withdraw_invite", "Withdraw an invite that was not used yet."),
-    CommandEntry("Other gateways", "join", "room:join_room", "Join the room of the gateway that issued an invite."),
+    CommandEntry("Other gateways", "join", "room:join_room", "Join the room of the gateway that issued an invite, or a mesh by its join secret."),
     CommandEntry("Other gateways", "nodes", "room:list_nodes", "List the nodes of the room."),
     CommandEntry("Other gateways", "revoke", "room:revoke_node", "Revoke a node: it is disconnected now and can never join again."),
     CommandEntry("Other gateways", "room show", "room:show_room", "Show every record of the room."),
     CommandEntry("Other gateways", "room watch", "room:watch_room", "Print every record as it changes, until Ctrl-C."),
     CommandEntry("Other gateways", "room verify", "room:verify_room", "Check the signature of every record this gateway keeps."),
     CommandEntry("Other gateways", "room rotate", "room:rotate_room", "Move the room to a new document without records that are no longer needed."),
+    CommandEntry("Other gateways", "mesh descriptor", "mesh_rendezvous:show_descriptor", "Show where the mesh can be reached, or write it to a file."),
+    CommandEntry("Other gateways", "mesh secret", "mesh_rendezvous:show_join_secret", "Write the secret by which machines join without an invite, or replace it."),
     CommandEntry("Other gateways", "route list", "routes:list_routes", "List the routes of the room."),
     CommandEntry("Other gateways", "route set", "routes:set_route", "Set the route to an agent, or to every agent of a node."),
     CommandEntry("Other gateways", "route remove", "routes:remove_route", "Remove a route that this gateway set."),
@@ -141,6 +143,12 @@ For example:
 For example:
 
   gatepost room show
+""",
+    "mesh": """See the mesh of gateways, and let new machines find it.
+
+For example:
+
+  gatepost mesh descriptor
 """,
     "agent": """Add, list, remove and invite agents.
 

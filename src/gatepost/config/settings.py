@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 import msgspec
 from msgspec import Meta
 
+from gatepost.config.bootstrap_settings import BootstrapSettings
 from gatepost.config.hub_settings import HubSettings
 from gatepost.config.loading import load_tree
 from gatepost.config.monitoring_settings import AlertsSettings, LogSettings, TelemetrySettings
@@ -519,6 +520,7 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
     journal: JournalSettings = msgspec.field(default_factory=JournalSettings)
     limits: LimitsSettings = msgspec.field(default_factory=LimitsSettings)
     room: RoomSettings = msgspec.field(default_factory=RoomSettings)
+    bootstrap: BootstrapSettings = msgspec.field(default_factory=BootstrapSettings)
     ownership: OwnershipSettings = msgspec.field(default_factory=OwnershipSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     hub: HubSettings = msgspec.field(default_factory=HubSettings)

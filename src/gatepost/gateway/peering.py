@@ -15,9 +15,13 @@ from gatepost.gateway.core import Core
 from gatepost.gateway.listening.connection_guard import ConnectionGuard
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.monitoring.peer_report import PeerReport
-from gatepost.gateway.peers import join_server
+from gatepost.gateway.peers import bootstrap_server, descriptor_publisher, join_server
 from gatepost.gateway.peers.agent_ownership import AgentOwnership
+from gatepost.gateway.peers.bootstrap_client import BootstrapClient
+from gatepost.gateway.peers.bootstrap_server import BootstrapServer
 from gatepost.gateway.peers.connection_links import ConnectionLinks
+from gatepost.gateway.peers.current_publisher import CurrentPublisher
+from gatepost.gateway.peers.descriptor_publisher import DescriptorPublisher
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_client import websocket_url
 from gatepost.gateway.peers.join_server import JoinServer
@@ -50,7 +54,10 @@ class Peering:
         self._ownership = AgentOwnership(self.publisher)
         self._owner_changes = OwnerChanges(self._ownership)
         self._room_coordinator = RoomCoordinator(self.publisher)
-        self.secrets = MeshSecretSharing(self.publisher, self._room_coordinator.is_coordinator)
+        self._current_publisher = CurrentPublisher(self.replica)
+        self.secrets = MeshSecretSharing(self.publisher, self._current_publisher)
+        self._descriptors = DescriptorPublisher(self.publisher, self._current_publisher)
+        self._guard = guard
         self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
         metrics.traffic.watch_room(self.replica, self.links)
@@ -61,13 +68,22 @@ class Peering:
         self._agents_changed.set()
 
     def create_routes(self) -> list[Any]:
-        api = RoomApi(self.publisher, self._dialer, self.report, self._room_coordinator)
+        api = RoomApi(
+            self.publisher,
+            self._dialer,
+            self.report,
+            self._room_coordinator,
+            BootstrapClient(self.replica, self._dialer),
+        )
+        bootstrap = BootstrapServer(self.replica, self.secrets, self._guard)
         return [
             *join_server.create_routes(self._join_server),
             *room_api.create_routes(api),
             *agent_claims.create_routes(AgentClaims(self._ownership)),
             *route_api.create_routes(RouteApi(self.publisher)),
             *mesh_secret_api.create_routes(self.secrets, self.replica),
+            *descriptor_publisher.create_routes(self._descriptors, self._guard),
+            *bootstrap_server.create_routes(bootstrap),
         ]
 
     @contextlib.asynccontextmanager
@@ -87,6 +103,13 @@ class Peering:
             asyncio.create_task(
                 loops.repeat_forever(
                     _REFRESH_SECS, self.secrets.share_once, "the mesh secrets were not passed on"
+                )
+            ),
+            asyncio.create_task(
+                loops.repeat_forever(
+                    _REFRESH_SECS,
+                    self._descriptors.publish_once,
+                    "the descriptor of the mesh was not published",
                 )
             ),
             asyncio.create_task(

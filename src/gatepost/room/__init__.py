@@ -21,6 +21,8 @@ from gatepost.room.records import (
     CoordinationRecord,
     CoordinatorTerm,
     DeliveryRecord,
+    DescriptorPoint,
+    DescriptorRecord,
     EligibilityRecord,
     EtaAdviceRecord,
     IncidentRecord,
@@ -34,6 +36,7 @@ from gatepost.room.records import (
     RoutingRecord,
     SkillRef,
     StandingRecord,
+    TransportRecord,
     claim_key,
 )
 from gatepost.room.room import CONTROL_ROOM, RoomChange, SharedRoom, room_id
@@ -53,6 +56,8 @@ __all__ = [
     "CoordinationRecord",
     "CoordinatorTerm",
     "DeliveryRecord",
+    "DescriptorPoint",
+    "DescriptorRecord",
     "EffectiveRecords",
     "EligibilityRecord",
     "EtaAdviceRecord",
@@ -80,6 +85,7 @@ __all__ = [
     "SkillRef",
     "StandingRecord",
     "SyncPeer",
+    "TransportRecord",
     "append_admission",
     "claim_key",
     "found_room",

@@ -31,6 +31,7 @@ from gatepost.room.records import (
     NodeRecord,
     ReviewRecord,
     RoutingRecord,
+    TransportRecord,
     key_subject,
 )
 from gatepost.room.signed_record import SignedRecord
@@ -104,6 +105,11 @@ class EffectiveRecords:
     def mesh_secrets(self) -> Mapping[str, MeshSecretRecord]:
         """By the fingerprint of the key that can decrypt them."""
         return self._chosen_in(self._tables.secrets)
+
+    @property
+    def transports(self) -> Mapping[str, TransportRecord]:
+        """By the node that takes datagrams there."""
+        return self._chosen_in(self._tables.transports)
 
     @property
     def coordination(self) -> CoordinationRecord | None:

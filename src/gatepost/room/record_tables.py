@@ -18,6 +18,7 @@ from gatepost.room.records import (
     CapabilityRecord,
     CoordinationRecord,
     DeliveryRecord,
+    DescriptorRecord,
     EligibilityRecord,
     EtaAdviceRecord,
     IncidentRecord,
@@ -27,6 +28,7 @@ from gatepost.room.records import (
     RoomRecord,
     RoutingRecord,
     StandingRecord,
+    TransportRecord,
     key_subject,
 )
 from gatepost.room.roles import Act, may_write
@@ -96,6 +98,8 @@ class RecordTables:
         self.incidents = RecordTable(self._choose_settled(IncidentRecord))
         self.eta = RecordTable(self._choose_advice)
         self.secrets = RecordTable(self._choose_secrets)
+        self.transports = RecordTable(self._choose_senior(TransportRecord))
+        self.rendezvous = RecordTable[DescriptorRecord](lambda id, records: None)
         self.by_map: dict[str, RecordTable[Any]] = {
             "nodes": self.nodes,
             "standing": self.standing,
@@ -110,6 +114,8 @@ class RecordTables:
             "incidents": self.incidents,
             "eta": self.eta,
             "secrets": self.secrets,
+            "transports": self.transports,
+            "rendezvous": self.rendezvous,
         }
 
     def current_membership(self) -> RoomMembership:

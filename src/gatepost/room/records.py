@@ -26,6 +26,15 @@ _INCIDENT_ID = r"\A[A-Za-z0-9][A-Za-z0-9._:/@-]{0,219}\Z"
 _CLASS = r"\A[a-z][a-z0-9_]{0,63}\Z"
 _URL = r"\Awss?://[A-Za-z0-9.\[\]:_-]{1,253}(/[A-Za-z0-9._~/-]{0,100})?\Z"
 
+_HOST_PORT = r"\A[A-Za-z0-9.\[\]:-]{1,253}:[0-9]{1,5}\Z"
+_IP = r"\A[0-9a-fA-F.:]{2,45}\Z"
+_WIREGUARD_KEY = r"\A[A-Za-z0-9+/]{43}=\Z"
+_ONION = r"\A[a-z2-7]{56}\.onion\Z"
+
+HostPort = Annotated[str, Meta(pattern=_HOST_PORT, max_length=260)]
+IpText = Annotated[str, Meta(pattern=_IP, max_length=45)]
+WireGuardKey = Annotated[str, Meta(pattern=_WIREGUARD_KEY, max_length=44)]
+OnionHost = Annotated[str, Meta(pattern=_ONION, max_length=62)]
 Fingerprint = Annotated[str, Meta(pattern=_FINGERPRINT, max_length=32)]
 TlsPin = Annotated[str, Meta(pattern=_TLS_PIN, max_length=64)]
 ProtocolVersion = Annotated[str, Meta(pattern=_VERSION, max_length=32)]
@@ -53,6 +62,7 @@ NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
 MAX_STANDING = 50
 MAX_STANDING_PARTS = 200
 MAX_SECRET_REVOKED = 32
+MAX_DESCRIPTOR_POINTS = 32
 Fingerprints = Annotated[tuple[Fingerprint, ...], Meta(max_length=MAX_STANDING)]
 
 
@@ -284,6 +294,39 @@ class MeshSecretRecord(RoomRecord, frozen=True, kw_only=True):
     encrypted: Annotated[bytes, Meta(min_length=1, max_length=320)]
 
 
+class TransportRecord(RoomRecord, frozen=True, kw_only=True):
+    """`transports.<nodeId>`: the addresses at which a node takes datagrams of the mesh.
+
+    `udp` is HOST:PORT. The fields of WireGuard are its public key, the HOST:PORT of its interface,
+    and its address in the tunnel. `onion` is the host name of its onion service.
+    """
+
+    udp: HostPort | None = None
+    wg_public_key: WireGuardKey | None = None
+    wg_endpoint: HostPort | None = None
+    tunnel_ip: IpText | None = None
+    onion: OnionHost | None = None
+
+
+class DescriptorPoint(RoomRecord, frozen=True, kw_only=True):
+    """A gateway that a newcomer can dial, and the keys by which it recognises the gateway."""
+
+    node: NodeId
+    key: Fingerprint
+    tier: Tier
+    endpoint_ws: WebSocketUrl | None = None
+    tls_pin: TlsPin | None = None
+    onion: OnionHost | None = None
+
+
+class DescriptorRecord(RoomRecord, frozen=True, kw_only=True):
+    """`rendezvous.descriptor@<nodeId>`: where the mesh can be reached, as its publisher says."""
+
+    issued_at: EpochMs
+    expires_at: EpochMs
+    points: Annotated[tuple[DescriptorPoint, ...], Meta(max_length=MAX_DESCRIPTOR_POINTS)]
+
+
 class MapSchema(Struct, frozen=True):
     """Record types of a map, under `<nodeId>` (`own`) and `<id>@<nodeId>` (`claim`); size limit."""
 
@@ -306,6 +349,8 @@ MAPS: dict[str, MapSchema] = {
     "incidents": MapSchema(claim=IncidentRecord),
     "eta": MapSchema(claim=EtaAdviceRecord),
     "secrets": MapSchema(claim=MeshSecretRecord),
+    "transports": MapSchema(own=TransportRecord),
+    "rendezvous": MapSchema(claim=DescriptorRecord, limit=MAX_RECORD_BYTES),
 }
 
 

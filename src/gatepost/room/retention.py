@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from gatepost.room.document import RoomDocument
 from gatepost.room.epoch_proof import EpochProof, proven_epoch
 from gatepost.room.records import (
+    DescriptorRecord,
     IncidentRecord,
     InviteRecord,
     RecordRetention,
@@ -119,6 +120,8 @@ def _is_over(data: RoomRecord, now: int, retention: RecordRetention) -> bool:
         return ended + retention.invite_ms <= now
     if isinstance(data, ReviewRecord | IncidentRecord) and data.settled_at is not None:
         return data.settled_at + retention.review_ms <= now
+    if isinstance(data, DescriptorRecord):
+        return data.expires_at <= now
     if isinstance(data, IncidentRecord):
         return data.raised_at + retention.review_ms <= now
     return False

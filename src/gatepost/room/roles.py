@@ -14,6 +14,7 @@ from gatepost.room.records import (
     CapabilityRecord,
     CoordinationRecord,
     DeliveryRecord,
+    DescriptorRecord,
     EligibilityRecord,
     EtaAdviceRecord,
     IncidentRecord,
@@ -25,6 +26,7 @@ from gatepost.room.records import (
     RoomRecord,
     RoutingRecord,
     StandingRecord,
+    TransportRecord,
 )
 from gatepost.wire import Tier
 
@@ -58,10 +60,12 @@ WRITERS: dict[type[RoomRecord], Role] = {
     ReviewRecord: Role.EDGE,
     IncidentRecord: Role.EDGE,
     EtaAdviceRecord: Role.EDGE,
+    TransportRecord: Role.EDGE,
     InviteRecord: Role.BACKBONE,
     RevocationRecord: Role.BACKBONE,
     StandingRecord: Role.BACKBONE,
     MeshSecretRecord: Role.BACKBONE,
+    DescriptorRecord: Role.BACKBONE,
     CoordinationRecord: Role.COORDINATOR,
 }
 

@@ -39,7 +39,7 @@ async def test_a_node_with_101_invented_admissions_is_revoked(
         publisher = RecordPublisher(replica)
         publisher.may_publish.set()
         unused = cast(Any, None)
-        api = RoomApi(publisher, unused, unused, RoomCoordinator(publisher))
+        api = RoomApi(publisher, unused, unused, RoomCoordinator(publisher), unused)
         hub = admit(replica, "hub", "backbone", replica.author)
         for n in range(101):
             admit(replica, f"guest{n}", "edge", hub)

@@ -42,6 +42,7 @@ from gatepost.wire import Tier
 _WATCH_SECS = 30.0
 _JOIN_SECS = 30.0
 _MAX_INVITE_CHARS = 1024
+_MAX_DESCRIPTOR_CHARS = 48 * 1024
 
 
 @Parameter(name="*", group=COMMON_GROUP)
@@ -148,18 +149,19 @@ def withdraw_invite(invite_id: str, /, *, options: GatewayOptions = DEFAULT_OPTI
 
 
 def join_room(
-    seed: str,
+    seed: str | None = None,
     /,
     *,
+    via: str | None = None,
     invite_file: Annotated[Path | None, Parameter(name="--token-file")] = None,
     token: Annotated[str | None, Parameter(name="--token", allow_leading_hyphen=True)] = None,
     ca: Path | None = None,
     options: JoinOptions = _JOIN_OPTIONS,
 ) -> None:
-    """Join the room of the gateway that issued an invite.
+    """Join the room of the gateway that issued an invite, or a mesh by its join secret.
 
-    The invite is read from a file or from standard input. Other users of the machine
-    could see it on the command line.
+    The invite, or the join secret, is read from a file or from standard input. Other
+    users of the machine could see it on the command line.
 
     The invite of a gateway with a certificate of its own names that certificate, and
     nothing else is needed. `--ca` is for certificates of a private authority.
@@ -168,26 +170,51 @@ def join_room(
 
       gatepost join https://vps-jane:7433 --token -
       gatepost join https://vps-jane:7433 --token-file invite.txt
+      gatepost join --via https://vps-jane:7433 --token-file join-secret
+      gatepost join --via descriptor.json --token -
 
     Parameters
     ----------
     seed
         The gateway that issued the invite, as https://HOST:PORT.
+    via
+        Join with the join secret: the address of any node of the mesh, as https://HOST:PORT, or
+        the file that `gatepost mesh descriptor --file` wrote.
     invite_file
-        File that holds the invite.
+        File that holds the invite, or with --via the join secret.
     token
-        `-` reads the invite from standard input. Invites on the command line are refused: other
-        users could see them.
+        `-` reads the invite or the join secret from standard input. Neither is taken from the
+        command line: other users could see it.
     ca
         File with the certificate of the authority that signed the gateway's certificate. This
         gateway keeps it for every later connection.
     """
     trusted = "" if ca is None else _read_authorities(ca)
-    body = {"seed": seed.rstrip("/"), "token": _read_invite(invite_file, token), "ca": trusted}
+    if (seed is None) == (via is None):
+        raise usage_problem("name the gateway that issued the invite, or use --via")
+    secret = _read_invite(invite_file, token)
+    if via is not None:
+        path, body = "/v1/room/join-mesh", {"secret": secret, "ca": trusted, **_read_via(via)}
+    else:
+        path, body = "/v1/room/join", {"token": secret, "ca": trusted}
+        body["seed"] = (seed or "").rstrip("/")
     with options.find_gateway() as gateway:
-        joined = gateway.post("/v1/room/join", body, JoinResult, wait=_JOIN_SECS)
+        joined = gateway.post(path, body, JoinResult, wait=_JOIN_SECS)
     text = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
     output.print_result(options, joined, lambda: output.print_line(text))
+
+
+def _read_via(via: str) -> dict[str, str]:
+    """The address, or the content of the descriptor file."""
+    if via.startswith(("http://", "https://")):
+        return {"via": via.rstrip("/")}
+    try:
+        with Path(via).open(encoding="utf-8") as file:
+            return {"descriptor": file.read(_MAX_DESCRIPTOR_CHARS)}
+    except (OSError, UnicodeDecodeError):
+        raise usage_problem(
+            f"{via} is neither an address such as https://HOST:PORT, nor a file that can be read"
+        ) from None
 
 
 def _read_authorities(file: Path) -> str:

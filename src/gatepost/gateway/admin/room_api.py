@@ -14,6 +14,7 @@ from gatepost.events import check_node_id, fingerprint_key
 from gatepost.gateway.api.room_views import (
     InviteResult,
     InviteView,
+    JoinMeshRequest,
     JoinRequest,
     JoinResult,
     NewInvite,
@@ -30,8 +31,9 @@ from gatepost.gateway.api.room_views import (
 from gatepost.gateway.api.route_decorators import delete, get, post
 from gatepost.gateway.api.route_parameters import PathName, RoomWaitSecs
 from gatepost.gateway.monitoring.peer_report import PeerReport
+from gatepost.gateway.peers.bootstrap_client import BootstrapClient
 from gatepost.gateway.peers.dialer import Dialer
-from gatepost.gateway.peers.join_client import http_url
+from gatepost.gateway.peers.join_client import JoinedPeer, http_url
 from gatepost.gateway.peers.record_publisher import RecordChanges, RecordPublisher
 from gatepost.gateway.peers.room_coordinator import RoomCoordinator
 from gatepost.journal import Tx
@@ -59,6 +61,7 @@ class RoomApi:
         dialer: Dialer,
         report: PeerReport,
         room_coordinator: RoomCoordinator,
+        bootstrap: BootstrapClient,
     ) -> None:
         self._publisher = publisher
         self._replica = publisher.replica
@@ -66,6 +69,7 @@ class RoomApi:
         self._dialer = dialer
         self._report = report
         self._room_coordinator = room_coordinator
+        self._bootstrap = bootstrap
 
     async def issue_invite(self, wanted: NewInvite) -> InviteResult:
         issued: IssuedNodeInvite = await self._replica.found_room(
@@ -99,7 +103,13 @@ class RoomApi:
         return self._invite_view(invite)
 
     async def join_room(self, wanted: JoinRequest) -> JoinResult:
-        peer = await self._dialer.join_room(wanted.seed, wanted.token, wanted.ca)
+        return self._join_result(await self._dialer.join_room(wanted.seed, wanted.token, wanted.ca))
+
+    async def join_mesh(self, wanted: JoinMeshRequest) -> JoinResult:
+        way = (wanted.via, wanted.descriptor)
+        return self._join_result(await self._bootstrap.join_mesh(*way, wanted.secret, wanted.ca))
+
+    def _join_result(self, peer: JoinedPeer) -> JoinResult:
         tier = self._replica.author.chain[-1].tier
         return JoinResult(peer.id, peer.welcome.genesis.node, tier)
 
@@ -284,6 +294,10 @@ def create_routes(api: RoomApi) -> list[Any]:
     async def join(data: JSONBody[JoinRequest]) -> JoinResult:
         return await api.join_room(data)
 
+    @post("/v1/room/join-mesh", status_code=200, summary="Join a mesh with its join secret")
+    async def join_mesh(data: JSONBody[JoinMeshRequest]) -> JoinResult:
+        return await api.join_mesh(data)
+
     @get("/v1/room/nodes", summary="Every node of the room")
     async def nodes() -> NodeList:
         return await api.list_nodes()
@@ -304,7 +318,7 @@ def create_routes(api: RoomApi) -> list[Any]:
     async def verify() -> VerifyResult:
         return await api.verify_records()
 
-    return [invite, invites, withdraw, join, nodes, revoke, show, rotate, verify]
+    return [invite, invites, withdraw, join, join_mesh, nodes, revoke, show, rotate, verify]
 
 
 def _record_state(data: object) -> Literal["live", "tombstone"]:

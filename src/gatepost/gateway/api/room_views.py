@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Raw, Struct
 
+from gatepost.agent_tokens import SecretValue
 from gatepost.events import NodeId
 from gatepost.events.envelope import NonNegativeInt
 from gatepost.room.records import CapabilityIds, NodeIds, Priority
@@ -43,6 +44,15 @@ class JoinRequest(Struct, forbid_unknown_fields=True):
 
     seed: Annotated[str, Meta(pattern=_URL_PATTERN, max_length=300)]
     token: Annotated[str, Meta(max_length=256)]
+    ca: Annotated[str, Meta(max_length=_MAX_CA_CHARS)] = ""
+
+
+class JoinMeshRequest(SecretValue, frozen=True, forbid_unknown_fields=True):
+    """Join with the join secret: by an address (`via`), or by the text of a descriptor."""
+
+    secret: Annotated[str, Meta(max_length=256)]
+    via: Annotated[str, Meta(pattern=rf"{_URL_PATTERN}|\A\Z", max_length=300)] = ""
+    descriptor: Annotated[str, Meta(max_length=48 * 1024)] = ""
     ca: Annotated[str, Meta(max_length=_MAX_CA_CHARS)] = ""
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 _SECRET_PATTERN = re.compile(
-    r"(?i)(bearer\s+|authorization[\"']?\s*[:=]\s*[\"']?|token[\"']?\s*[:=]\s*[\"']?|gp[a-z]?1\.[^.\s]+\.|ticket\.)"
+    r"(?i)(bearer\s+|authorization[\"']?\s*[:=]\s*[\"']?|token[\"']?\s*[:=]\s*[\"']?|gp[a-z]?1\.[^.\s]+\.|ticket\.|/\.rb/)"
     r"(?!bearer)[A-Za-z0-9._~+/=-]{8,}"
 )
 
@@ -94,7 +94,7 @@ def configure_logging(level: str, style: Literal["json", "text"]) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # An invalid request of a stranger is a warning of uvicorn each time.
     logging.getLogger("uvicorn.error").addFilter(RepeatFilter())
-    for noisy in ("uvicorn.access", "websockets", "httpx"):
+    for noisy in ("uvicorn.access", "websockets", "httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
     # Its warnings are about the requests of strangers, who must not fill the disk with them.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

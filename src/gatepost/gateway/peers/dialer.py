@@ -17,6 +17,7 @@ from gatepost.errors import (
     Unavailable,
     WrongHost,
 )
+from gatepost.events import fingerprint_key
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.gateway.peers.connection_links import ConnectionLinks, max_queued_bytes
 from gatepost.gateway.peers.join_client import (
@@ -89,9 +90,12 @@ class Dialer:
     async def has_seeds(self) -> bool:
         return self._replica.room is not None and bool(await self._selection.find_seeds())
 
-    async def join_room(self, url: str, token: str, authorities: str = "") -> JoinedPeer:
+    async def join_room(
+        self, url: str, token: str, authorities: str = "", genesis: str | None = None
+    ) -> JoinedPeer:
         """Join a room with an invite, and keep the connection.
 
+        `genesis` is the fingerprint of the room's genesis, if that is known.
         A member may use another member's invite; it then gets the tier of that invite.
         `authorities` is a PEM text to trust for this gateway, now and later.
         """
@@ -101,7 +105,7 @@ class Dialer:
         joined: JoinFuture = asyncio.get_running_loop().create_future()
         pins = () if issuer.tls_pin is None else (issuer.tls_pin,)
         seed = Seed(url, issuer.fingerprint, pins, authorities)
-        call = asyncio.create_task(self._join_and_stay(seed, token, joined))
+        call = asyncio.create_task(self._join_and_stay(seed, token, joined, genesis))
         key = (url, seed.fingerprint)
         if (before := self._calls.get(key)) is not None:
             before.cancel()
@@ -126,10 +130,12 @@ class Dialer:
 
     # -- one connection
 
-    async def _join_and_stay(self, seed: Seed, token: str, joined: JoinFuture) -> None:
+    async def _join_and_stay(
+        self, seed: Seed, token: str, joined: JoinFuture, genesis: str | None
+    ) -> None:
         try:
             answer = await self._join_client.exchange_invite(seed, token)
-            await self._open_connection(seed, answer, joined)
+            await self._open_connection(seed, answer, joined, genesis)
         except asyncio.CancelledError:
             joined.cancel()
             raise
@@ -168,10 +174,15 @@ class Dialer:
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
     async def _open_connection(
-        self, seed: Seed, answer: ExchangeAnswer, joined: JoinFuture | None = None
+        self,
+        seed: Seed,
+        answer: ExchangeAnswer,
+        joined: JoinFuture | None = None,
+        genesis: str | None = None,
     ) -> None:
         async with self._join_client.open_socket(seed, answer) as (socket, peer):
             self._replica.check_welcome(peer.welcome, peer.public_key)
+            _check_genesis(peer, genesis)
             wire = DialedPeerSocket(socket)
             room = await self._room_of(peer, wire)
             identity = (peer.id, peer.public_key)
@@ -250,6 +261,11 @@ class Dialer:
         if not isinstance(error, (GatepostError, *NETWORK_ERRORS)):
             log.error("dialling failed unexpectedly", exc_info=error)
         self.problems[url] = problem
+
+
+def _check_genesis(peer: JoinedPeer, fingerprint: str | None) -> None:
+    if fingerprint not in {None, fingerprint_key(peer.welcome.genesis.key)}:
+        raise WrongHost(f"{peer.id} is in another room than the one of the join secret")
 
 
 def _limit_pause(seed: Seed, error: Exception, pause: float) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from gatepost.access.auth_messages import (
     RevocationRecordProof,
 )
 from gatepost.access.host_proof import check_host_proof
+from gatepost.access.join_secret import JoinSecret
 from gatepost.access.node_invites import read_invite_issuer
 from gatepost.config import is_loopback
 from gatepost.connect_errors import explain_connect_error
@@ -49,6 +50,8 @@ from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.gateway.peers.seeds import Seed
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, WELCOME_HEADER, Welcome
 from gatepost.http_calls import UNCOMPRESSED, NotGatewayAnswer, decode_answer, read_body
+from gatepost.mesh.bootstrap import BOOTSTRAP_PREFIX, BootstrapAnswer, BootstrapRequest
+from gatepost.mesh.rendezvous import DESCRIPTOR_PATH
 from gatepost.room import CONTROL_ROOM, MAX_MESSAGE_BYTES
 from gatepost.tls import authority_context, pinned_context, read_authorities
 from gatepost.wire import decode_failure
@@ -135,6 +138,32 @@ class JoinClient:
             raise SelfDialError
         check_host_proof(challenge, nonce, fingerprint or self._expected_issuer(challenge))
         return challenge
+
+    async def fetch_descriptor(self, url: str) -> bytes:
+        """Get the descriptor of the mesh from an address whose certificate nobody knows yet.
+
+        It is public, and its reader verifies its signature.
+        """
+        self._check_url(url)
+        options: Any = {"verify": False, "trust_env": False, "timeout": _TIMEOUT_SECS}
+        async with (
+            asyncio.timeout(_TIMEOUT_SECS),
+            httpx.AsyncClient(headers=UNCOMPRESSED, transport=self.transport, **options) as http,
+            http.stream("GET", url + DESCRIPTOR_PATH) as got,
+        ):
+            body = await read_body(got, _MAX_ANSWER_BYTES)
+        if got.status_code != 200:
+            raise WrongHost(f"{url} has no descriptor of a mesh (HTTP {got.status_code})")
+        return body
+
+    async def request_invite(
+        self, seed: Seed, secret: JoinSecret, request: BootstrapRequest
+    ) -> BootstrapAnswer:
+        """Ask a gateway for an invite with the join secret, once it has proved its key."""
+        async with await self._open_http(seed) as http:
+            await self._prove_host(http, seed.fingerprint)
+            path, body = f"{BOOTSTRAP_PREFIX}/{secret.join_secret}", msgspec.json.encode(request)
+            return await self._request_json(http, "POST", path, BootstrapAnswer, content=body)
 
     async def fetch_revocations(self, seed: Seed) -> list[RevocationRecordProof]:
         """Get the records that revoke this node, from a peer that says it is revoked."""
@@ -226,7 +255,7 @@ class JoinClient:
             return decode_answer(got.status_code, body, answer)
         except NotGatewayAnswer as other:
             raise WrongHost(
-                f"{http.base_url}{path} answered HTTP {other.status}, but is not a gateway"
+                f"{http.base_url} answered HTTP {other.status}, but is not a gateway"
             ) from None
 
     def _check_url(self, url: str) -> None:

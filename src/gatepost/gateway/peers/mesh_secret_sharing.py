@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 
 from gatepost.access import MeshSecrets, MeshSecretStore
 from gatepost.access.secret_sharing import SecretSharing, decrypt_secrets, encrypt_secrets
 from gatepost.errors import EncryptionError
+from gatepost.gateway.peers.current_publisher import CurrentPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.room import MeshSecretRecord, RoomChange
 
@@ -21,13 +21,13 @@ _RELEVANT_MAPS = {"nodes", "secrets", "standing"}
 
 
 class MeshSecretSharing:
-    """`is_publisher` says whether this gateway makes the first secrets, and informs everybody."""
+    """The current publisher makes the first secrets, and informs everybody."""
 
-    def __init__(self, publisher: RecordPublisher, is_publisher: Callable[[], bool]) -> None:
+    def __init__(self, publisher: RecordPublisher, current: CurrentPublisher) -> None:
         self._publisher = publisher
         self._replica = publisher.replica
         self._core = publisher.replica.core
-        self._is_publisher = is_publisher
+        self._is_publisher = current.is_this_node
         self._changed = asyncio.Event()
         self._unreadable: MeshSecretRecord | None = None
         self._replica.watch_changes(self._note_change)

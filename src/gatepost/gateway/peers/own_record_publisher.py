@@ -13,6 +13,7 @@ from gatepost.room import (
     RoomChange,
     RoomRecord,
     SignedRecord,
+    TransportRecord,
 )
 from gatepost.room.records import key_subject
 
@@ -67,6 +68,7 @@ class OwnRecordPublisher:
             await self._publisher.publish_records(
                 {
                     ("nodes", node): self._replica.build_node_record(room, status),
+                    **self._transport_addresses(),
                     **await self._delivery_progress(),
                 }
             )
@@ -103,6 +105,12 @@ class OwnRecordPublisher:
             await self._publisher.publish_records({("nodes", self._core.node.id): offline})
             await self._replica.received.save_records()
         await self._replica.connections.wait_until_idle(_FAREWELL_SECS)
+
+    def _transport_addresses(self) -> dict[tuple[str, str], RoomRecord | None]:
+        """Return our addresses for datagrams, None if we have none any more."""
+        transport = self._replica.transport
+        record = None if transport == TransportRecord() else transport
+        return {("transports", self._core.node.id): record}
 
     async def _delivery_progress(self) -> dict[tuple[str, str], RoomRecord]:
         """Return our delivery record, but only now and then: it changes with every message."""

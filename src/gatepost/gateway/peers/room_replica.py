@@ -45,6 +45,7 @@ from gatepost.room import (
     RoomChange,
     SharedRoom,
     SignedRecord,
+    TransportRecord,
     append_admission,
     found_room,
     store,
@@ -78,6 +79,8 @@ class RoomReplica:
         self.room: SharedRoom | None = None
         self.endpoint: str | None = None
         self.tls_pin: str | None = None
+        # The addresses at which this gateway takes datagrams of the mesh.
+        self.transport = TransportRecord()
         self.members = RoomDirectory()
         self.directory = CombinedNodeDirectory(JournalNodeDirectory(), self.members)
         client = int.from_bytes(core.clock.random(4), "big")

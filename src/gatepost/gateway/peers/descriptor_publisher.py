@@ -1,0 +1,91 @@
+"""Publishes the rendezvous descriptor while this gateway is the publisher, and serves it always."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from gatepost.errors import NotFound
+from gatepost.gateway.api.route_decorators import get
+from gatepost.gateway.api.route_parameters import AnyRequest
+from gatepost.gateway.listening.connection_guard import ConnectionGuard
+from gatepost.gateway.peers.current_publisher import CurrentPublisher
+from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.mesh.rendezvous import (
+    DESCRIPTOR_MAP,
+    DESCRIPTOR_PATH,
+    DescriptorDocument,
+    find_descriptor,
+    renew_descriptor,
+)
+from gatepost.room import RoomChange, claim_key
+
+# A new publisher, and a descriptor that has become old, are seen after so long.
+_CHECK_SECS = 5.0
+_RELEVANT_MAPS = {"nodes", "standing", "transports"}
+
+
+class DescriptorPublisher:
+    def __init__(self, publisher: RecordPublisher, current: CurrentPublisher) -> None:
+        self._publisher = publisher
+        self._replica = publisher.replica
+        self._core = publisher.replica.core
+        self._current = current
+        self._changed = asyncio.Event()
+        self._replica.watch_changes(self._note_change)
+
+    async def publish_once(self) -> None:
+        """One turn of the background loop: publish if needed, then wait for a change."""
+        self._changed.clear()
+        if self._publisher.is_ready and self._current.is_this_node():
+            await self.publish_descriptor()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CHECK_SECS):
+                await self._changed.wait()
+
+    async def publish_descriptor(self) -> None:
+        node, now = self._core.node, self._core.clock.now()
+        record = renew_descriptor(self._replica.current_room, node.id, node.key.public, now)
+        if record is not None:
+            slot = (DESCRIPTOR_MAP, claim_key("descriptor", node.id))
+            await self._publisher.publish_records({slot: record})
+
+    def check_served(self) -> None:
+        """Raise NotFound, as if there were none, if strangers are not to see the descriptor."""
+        if not self._core.settings.bootstrap.serve_descriptor:
+            raise _no_descriptor()
+
+    def current_document(self) -> DescriptorDocument:
+        """The descriptor as every node serves it; NotFound if there is none yet."""
+        room = self._replica.room
+        now = self._core.clock.now()
+        found = None if room is None else find_descriptor(room, self._current.node_id(), now)
+        if room is None or found is None:
+            raise _no_descriptor()
+        return DescriptorDocument.of_record(room.genesis, found)
+
+    def _note_change(self, change: RoomChange | None) -> None:
+        if change is None or any(signed.map in _RELEVANT_MAPS for signed in change.changed):
+            self._changed.set()
+
+
+def _no_descriptor() -> NotFound:
+    return NotFound("this gateway has no descriptor of a mesh")
+
+
+def create_routes(descriptors: DescriptorPublisher, guard: ConnectionGuard) -> list[Any]:
+    @get(
+        DESCRIPTOR_PATH,
+        summary="Where the mesh can be reached, signed by its publisher",
+        opt={"open": True},
+        security=[],
+    )
+    async def descriptor(request: AnyRequest) -> DescriptorDocument:
+        guard.check_attempt(request)
+        descriptors.check_served()
+        return descriptors.current_document()
+
+    @get("/v1/mesh/descriptor", summary="The same, for the operator")
+    async def own_descriptor() -> DescriptorDocument:
+        return descriptors.current_document()
+
+    return [descriptor, own_descriptor]
