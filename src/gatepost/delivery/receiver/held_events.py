@@ -9,11 +9,12 @@ under numbers far below all others, the oldest first.
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from gatepost.delivery.receiver.inbox_pairs import InboxPair, PairKey
 from gatepost.delivery.receiver.inbox_states import InboxInput
 from gatepost.delivery.receiver.inbox_table import InboxTable
-from gatepost.events import Envelope, decode_event, parse_event_id
+from gatepost.events import Envelope, decode_event, encode_event, parse_event_id
 from gatepost.events.envelope import MAX_JSON_INT
 from gatepost.journal.transaction import Tx
 
@@ -57,6 +58,8 @@ UPDATE held SET pair_seq = (
     WHERE {_OF_PAIR} AND {_IS_NUMBERED} AND pair_seq < 0
 ) WHERE {_OF_PAIR} AND pair_seq = ?
 """
+_SELECT_BODY = "SELECT body FROM held WHERE source = ? AND event_id = ?"
+_RENEW_BODY = "UPDATE held SET body = ? WHERE source = ? AND event_id = ?"
 _SELECT_REASON = "SELECT why, digest FROM held WHERE source = ? AND event_id = ?"
 _SELECT_FULL = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
 _SELECT_SUSPECT_PAIRS = "SELECT DISTINCT source, sender, mailbox FROM held WHERE why = 'sender'"
@@ -243,6 +246,16 @@ class HeldEvents:
             if decode_event(body).offer:
                 self.remove_number(key, pair, number)
                 self._inbox.change_state(id, InboxInput.LAPSE)
+
+    def renew_offer(self, source: str, envelope: Envelope) -> None:
+        """A held event comes again, perhaps as another offer of it, or as none any more."""
+        id = (source, parse_event_id(envelope.event_id))
+        row = self._tx.fetch_one(_SELECT_BODY, id)
+        if row is None or (held := decode_event(row[0])).offer == envelope.offer:
+            return
+        # A retry need not bring the payload, so that of the earlier one stays.
+        body = encode_event(replace(held, offer=envelope.offer))
+        self._tx.execute(_RENEW_BODY, (body, *id))
 
     def find_reason(self, source: str, event_id: bytes) -> tuple[str, str | None] | None:
         """What a held event waits for, and the digest of the blob it waits for, if any."""

@@ -108,7 +108,13 @@ class Intake:
 
     def _answer_again(self, envelope: Envelope, state: InboxState) -> None:
         if state is InboxState.HELD:
+            self.held.renew_offer(self.source, envelope)
             self._answer_held(envelope.event_id)
+        elif state is InboxState.OFFERED and not envelope.offer:
+            # It is no offer any more: its sender has decided.
+            confirm_offer(self, parse_event_id(envelope.event_id))
+            state = self.inbox.state_of(parse_event_id(envelope.event_id))
+            self.decisions += self.answers.repeat_receipts(envelope, state)
         else:
             self.decisions += self.answers.repeat_receipts(envelope, state)
 
@@ -315,6 +321,16 @@ class Intake:
 
 def pair_key(source: str, envelope: Envelope) -> PairKey:
     return source, envelope.source_agent_id, envelope.to_agent_id or ""
+
+
+def confirm_offer(intake: Intake, event_id: bytes) -> None:
+    envelope = intake.offers.take_offer(event_id)
+    if envelope is None:
+        return
+    key = pair_key(intake.source, envelope)
+    intake.count_decided_offer(key, envelope.pair_seq)
+    intake.acceptor.accept_confirmed(envelope)
+    intake.release_held(key)
 
 
 def _remove_held(intake: Intake, row: InboxRow, event_id: bytes) -> None:

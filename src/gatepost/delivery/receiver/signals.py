@@ -5,7 +5,7 @@ An event that was accepted for good stays accepted: no later decision changes th
 
 from gatepost.delivery.decisions import HoldReported, ReaderRestored, TransferSignal
 from gatepost.delivery.receiver.inbox_states import InboxInput, InboxState
-from gatepost.delivery.receiver.intake import Intake, pair_key
+from gatepost.delivery.receiver.intake import Intake, confirm_offer, pair_key
 from gatepost.delivery.receiver.resuming import note_resumed
 from gatepost.delivery.transfers import TRANSFER_SIGNALS
 from gatepost.events import DeadLetterNotice, Envelope, Signal, parse_event_id
@@ -30,7 +30,7 @@ def apply_signal(intake: Intake, envelope: Envelope, signal: Signal) -> None:
     elif signal.signal == "held":
         intake.decisions.append(HoldReported(intake.source, ref, signal.reason or ""))
     elif signal.signal == "confirm":
-        _confirm_offer(intake, parse_event_id(ref))
+        confirm_offer(intake, parse_event_id(ref))
     elif signal.signal == "withdraw":
         _withdraw_event(intake, parse_event_id(ref))
     elif signal.signal == "expire":
@@ -55,16 +55,6 @@ def expire_event(intake: Intake, event_id: bytes) -> None:
     row = intake.withdraw_and_report(event_id, InboxInput.EXPIRE, "expired")
     if row is not None:
         intake.close_number((intake.source, row.sender, row.mailbox), row.pair_seq)
-
-
-def _confirm_offer(intake: Intake, event_id: bytes) -> None:
-    envelope = intake.offers.take_offer(event_id)
-    if envelope is None:
-        return
-    key = pair_key(intake.source, envelope)
-    intake.count_decided_offer(key, envelope.pair_seq)
-    intake.acceptor.accept_confirmed(envelope)
-    intake.release_held(key)
 
 
 def _withdraw_event(intake: Intake, event_id: bytes) -> None:
