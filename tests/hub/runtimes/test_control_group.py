@@ -53,3 +53,13 @@ def test_a_machine_without_control_groups_has_none(tmp_path: Path) -> None:
     group.remove()
     assert group.folders == [] and group.list_pids() == set()
     assert not group.limits_processes and not group.limits_memory
+
+
+def test_only_a_session_with_a_limit_of_cpu_is_in_a_group_for_it(tmp_path: Path) -> None:
+    cpu = make_group(tmp_path / "cpu" / "gatepost" / "s1", "cpu.cfs_quota_us", "cgroup.procs")
+    unlimited, limited = ControlGroup("s1", str(tmp_path)), ControlGroup("s1", str(tmp_path))
+    unlimited.create(64, 1000, None)
+    assert unlimited.folders == []
+    limited.create(64, 1000, 1.5)
+    assert limited.folders == [str(cpu)]
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "150000"

@@ -54,3 +54,10 @@ def test_output_beyond_the_rate_is_left_out_and_noted(tmp_path: Path) -> None:
 def test_a_folder_without_a_log_has_an_empty_one(tmp_path: Path) -> None:
     assert read_log(tmp_path / "none", 5, 10) == (5, b"")
     assert tail_offset(tmp_path / "none", 10) == 0
+
+
+def test_a_log_without_output_has_no_file(tmp_path: Path) -> None:
+    log = RotatingLog(str(tmp_path), 100)
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+    assert read_log(tmp_path, 0, 10) == (0, b"")

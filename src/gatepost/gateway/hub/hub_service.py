@@ -65,7 +65,7 @@ class HubService:
     @contextlib.asynccontextmanager
     async def running(self, base_url: str) -> AsyncIterator[None]:
         """Follow the files and serve tasks until exit. Sessions go on after that."""
-        self.sessions.base_url = base_url
+        self.sessions.contents.base_url = base_url
         run_every = self.core.background.run_every
         async with (
             follow_folder(self.registry_folder.folder, self._agents_changed),

@@ -3,18 +3,13 @@
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from gatepost.delivery.blob_records import find_blob
-from gatepost.errors import GatepostError, LaunchFailed, PayloadTooLarge
-from gatepost.events import fingerprint_content
+from gatepost.errors import GatepostError, LaunchFailed
 from gatepost.gateway.core import Core
+from gatepost.gateway.hub.session_contents import SessionContents
 from gatepost.hub import sessions, tasks
 from gatepost.hub.executed_tasks import TakenTask
 from gatepost.hub.runtimes.runtime import (
@@ -22,9 +17,7 @@ from gatepost.hub.runtimes.runtime import (
     SessionExit,
     SessionHandle,
     SessionRuntime,
-    SessionSpec,
 )
-from gatepost.hub.runtimes.session_supervisor import SECRETS_FOLDER, WORK_FOLDER
 from gatepost.hub.session_states import SessionState
 from gatepost.hub.sessions import Session, session_name
 from gatepost.hub.task_states import TaskState
@@ -33,9 +26,6 @@ from gatepost.journal import Tx
 
 log = logging.getLogger(__name__)
 
-TASK_FILE, RESULT_FILE, TOKEN_FILE = "task.json", "result.json", "token"
-# Variables of the gateway that every session gets; see `pass_environment` for more.
-_PASSED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _RETRY_SECS = 1.0
 _LOOK_SECS = 30.0
 _ERROR_LOG_BYTES = 500
@@ -59,7 +49,7 @@ class SessionManager:
         self._handles: dict[str, tuple[SessionRuntime, SessionHandle]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self.states = states
-        self.base_url = ""
+        self.contents = SessionContents(core)
 
     @property
     def session_count(self) -> int:
@@ -115,8 +105,11 @@ class SessionManager:
         capacity = self._settings.max_sessions - len(self._running)
         if capacity <= 0:
             return
-        for taken in await self._core.commit(lambda tx: self._take(tx, capacity)):
-            self._track(taken.task.id, self._run_session(taken))
+        self._launch(await self._core.commit(lambda tx: self._take(tx, capacity)))
+
+    def _launch(self, taken: list[TakenTask]) -> None:
+        for each in taken:
+            self._track(each.task.id, self._run_session(each))
 
     def _take(self, tx: Tx, capacity: int) -> list[TakenTask]:
         taken = self._core.tasks.executed.take_pending(tx, capacity)
@@ -142,7 +135,7 @@ class SessionManager:
         id, name = taken.task.id, session_name(taken.task.id)
         try:
             runtime = self._find_runtime(taken.definition.runtime_name)
-            spec = await self._describe(taken, runtime)
+            spec = await self.contents.describe_session(taken, runtime)
             handle = await runtime.launch(spec, partial(self._note_state, id))
         except GatepostError as error:
             await self._core.commit(partial(self._fail_launch, id=id, name=name, error=error))
@@ -174,60 +167,6 @@ class SessionManager:
         self._core.tasks.executed.start_task(tx, id)
         return False
 
-    # -- what a session gets
-
-    async def _describe(self, taken: TakenTask, runtime: SessionRuntime) -> SessionSpec:
-        name = session_name(taken.task.id)
-        folder = self._core.state.sessions / name
-        return SessionSpec(
-            name=name,
-            folder=folder,
-            definition=taken.definition,
-            environment=self._environment(taken, runtime, folder),
-            files={TASK_FILE: await self._load_request(taken.payload)},
-            secrets={TOKEN_FILE: taken.token.text.encode(), **self._load_secrets(taken)},
-            socket_folder=self._core.state.hub_socket.parent,
-            hidden=(self._core.state.path,),
-            log_bytes=self._settings.log_bytes,
-            stop_grace=self._settings.stop_grace_secs,
-        )
-
-    def _environment(
-        self, taken: TakenTask, runtime: SessionRuntime, outside: Path
-    ) -> dict[str, str]:
-        definition, folder = taken.definition, runtime.folder_inside(outside)
-        names = (*_PASSED, *definition.pass_environment)
-        passed = {name: os.environ[name] for name in names if name in os.environ}
-        own = {
-            "HOME": f"{folder}/{WORK_FOLDER}",
-            "GATEPOST_URL": self.base_url,
-            "GATEPOST_SOCKET": runtime.socket_inside(self._core.state.hub_socket),
-            "GATEPOST_AGENT": definition.name,
-            "GATEPOST_TASK_ID": taken.task.id,
-            "GATEPOST_TASK_FILE": f"{folder}/{TASK_FILE}",
-            "GATEPOST_RESULT_FILE": f"{folder}/{WORK_FOLDER}/{RESULT_FILE}",
-            "GATEPOST_TOKEN_FILE": f"{folder}/{SECRETS_FOLDER}/{TOKEN_FILE}",
-            "GATEPOST_SECRETS": f"{folder}/{SECRETS_FOLDER}",
-        }
-        return {**passed, **definition.environment, **own}
-
-    async def _load_request(self, payload: TaskPayload) -> bytes:
-        if payload.request_ref is None:
-            return payload.request or b"{}"
-        digest = payload.request_ref
-        key, _ = await self._core.read(lambda tx: find_blob(tx, digest))
-        pieces = self._core.blobs.read_payload(digest, key)
-        return await asyncio.to_thread(lambda: b"".join(pieces))
-
-    def _load_secrets(self, taken: TakenTask) -> dict[str, bytes]:
-        found = {}
-        for name in taken.definition.secrets:
-            try:
-                found[name] = (self._core.state.secrets / name).read_bytes()
-            except OSError as error:
-                raise LaunchFailed(f"the secret {name!r} cannot be read: {error}") from None
-        return found
-
     # -- watching
 
     async def _watch(
@@ -235,10 +174,18 @@ class SessionManager:
     ) -> None:
         self._handles[id] = (runtime, handle)
         ended = await runtime.wait(handle)
+        # The end of its task must not stop it again.
+        self._handles.pop(id, None)
         self.states[id] = SessionState.RECYCLING
-        result = await self._read_result(name) if ended.is_success else None
+        result = await self.contents.read_result(name) if ended.is_success else None
         detail = self._describe_end(runtime, name, ended)
-        await self._core.commit(lambda tx: self._note_ended(tx, id, name, ended, result, detail))
+
+        def note_end(tx: Tx) -> list[TakenTask]:
+            self._note_ended(tx, id, name, ended, result, detail)
+            return self._take(tx, 1)
+
+        # The place of this session is free: its end and the next task are one transaction.
+        self._launch(await self._core.commit(note_end))
 
     def _describe_end(self, runtime: SessionRuntime, name: str, ended: SessionExit) -> str:
         if ended.is_success:
@@ -269,36 +216,6 @@ class SessionManager:
             executed.fail_task(tx, id, "no_result", "its session ended without a result")
         else:
             executed.fail_task(tx, id, _failure_code(ended), detail)
-
-    async def _read_result(self, name: str) -> TaskPayload | GatepostError | None:
-        """The result that a session left as a file, which is a blob if it is large."""
-        path = self._core.state.sessions / name / WORK_FOLDER / RESULT_FILE
-        try:
-            content = await asyncio.to_thread(self._read_file, path)
-            if content is None:
-                return None
-            msgspec.json.decode(content, type=msgspec.Raw)
-        except PayloadTooLarge as error:
-            return error
-        except (OSError, ValueError) as error:
-            return LaunchFailed(f"its result file cannot be used: {error}")
-        if len(content) <= self._core.settings.limits.max_payload_inline:
-            return TaskPayload(result=content, mark=fingerprint_content(content))
-        blob = await self._core.keep_payload([content])
-        return TaskPayload(result_ref=blob.digest, mark=blob.digest.encode())
-
-    def _read_file(self, path: Path) -> bytes | None:
-        limit = self._core.settings.limits.max_blob_bytes
-        try:
-            # The session may have left a link to a file that it cannot read itself.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(descriptor, "rb") as file:
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise PayloadTooLarge(f"its result has more than {limit} bytes")
-        return content
 
     # -- after a restart
 

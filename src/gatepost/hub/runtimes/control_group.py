@@ -1,8 +1,9 @@
 """Control groups of sessions: limits on processes, memory and CPU, where the kernel offers them.
 
 A machine has either the one hierarchy of version 2, or one for each controller of version 1. A
-controller that cannot be used is left out: rlimits remain. Only the standard library: the
-supervisor of a session imports this.
+controller that cannot be used is left out: rlimits remain. The one for CPU is used only for a
+session with such a limit: all sessions in its groups together have the weight of one process
+outside. Only the standard library: the supervisor of a session imports this.
 """
 
 import os
@@ -64,26 +65,26 @@ class ControlGroup:
         parent = f"{self._root}/{_PARENT}"
         with suppress(OSError):
             os.makedirs(parent, exist_ok=True)  # noqa: PTH103
-            for controller in ("pids", "memory", "cpu"):
+            for controller in ("pids", "memory", *(() if cpus is None else ("cpu",))):
                 with suppress(OSError):
                     _write(f"{self._root}/cgroup.subtree_control", f"+{controller}")
                     _write(f"{parent}/cgroup.subtree_control", f"+{controller}")
-        quota = "max" if cpus is None else str(int(cpus * _PERIOD_MICROS))
         limits = {
             "pids.max": str(processes),
             "memory.max": str(memory),
             "memory.swap.max": "0",
-            "cpu.max": f"{quota} {_PERIOD_MICROS}",
         }
+        if cpus is not None:
+            limits["cpu.max"] = f"{int(cpus * _PERIOD_MICROS)} {_PERIOD_MICROS}"
         self._make_group(f"{parent}/{self._name}", limits)
 
     def _create_legacy(self, processes: int, memory: int, cpus: float | None) -> None:
-        quota = -1 if cpus is None else int(cpus * _PERIOD_MICROS)
         by_controller = {
             "pids": {"pids.max": str(processes)},
             "memory": {"memory.limit_in_bytes": str(memory)},
-            "cpu": {"cpu.cfs_quota_us": str(quota)},
         }
+        if cpus is not None:
+            by_controller["cpu"] = {"cpu.cfs_quota_us": str(int(cpus * _PERIOD_MICROS))}
         for controller, limits in by_controller.items():
             if os.path.isdir(f"{self._root}/{controller}"):  # noqa: PTH112
                 self._make_group(f"{self._root}/{controller}/{_PARENT}/{self._name}", limits)

@@ -6,11 +6,13 @@ Only the standard library: the supervisor of a session imports this.
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
 
 _START_TIME_FIELD = 19  # Fields are counted behind the command, which may contain anything.
 _PARENT_FIELD = 1
 
 
+@cache
 def boot_id() -> str:
     """Tells one boot of the machine from another: pids and start times begin anew."""
     try:

@@ -39,11 +39,9 @@ from gatepost.hub.runtimes.runtime import (
 from gatepost.hub.runtimes.session_folder import (
     make_session_folder,
     remove_secrets,
-    write_private_file,
 )
 from gatepost.hub.runtimes.session_supervisor import (
     EXIT_FILE,
-    LAUNCH_FILE,
     STATUS_FILE,
     WORK_FOLDER,
 )
@@ -78,9 +76,9 @@ class ProcessRuntime:
             report(SessionState.PROVISIONING)
             make_session_folder(spec)
             report(SessionState.CONFIGURING)
-            self._configure(spec)
+            launch = self._describe_launch(spec)
             report(SessionState.STARTING)
-            status = await self._spawn(spec.folder)
+            status = await self._spawn(launch)
         except OSError as error:
             remove_secrets(spec.folder)
             raise LaunchFailed(f"the session cannot be started: {error}") from None
@@ -135,9 +133,10 @@ class ProcessRuntime:
 
     # -- launching
 
-    def _configure(self, spec: SessionSpec) -> None:
+    def _describe_launch(self, spec: SessionSpec) -> dict[str, Any]:
         limits = spec.definition.limits
-        launch = {
+        return {
+            "folder": str(spec.folder),
             "name": spec.name,
             "command": self._wrap_command(spec),
             "environment": {**spec.environment, SESSION_VARIABLE: spec.name},
@@ -155,7 +154,6 @@ class ProcessRuntime:
                 "user_processes": _count_user_processes(),
             },
         }
-        write_private_file(spec.folder / LAUNCH_FILE, msgspec.json.encode(launch))
 
     def _wrap_command(self, spec: SessionSpec) -> list[str]:
         definition = spec.definition
@@ -170,13 +168,13 @@ class ProcessRuntime:
             )
         return list(definition.command)
 
-    async def _spawn(self, folder: Path) -> dict[str, Any]:
+    async def _spawn(self, launch: dict[str, Any]) -> dict[str, Any]:
         if sys.platform != "linux":
             raise LaunchFailed("the process runtime needs Linux; use the docker runtime")
         if self._spawner is None or self._spawner.has_ended:
             self._spawner = await _Spawner.start()
         try:
-            status = await asyncio.wait_for(self._spawner.spawn(folder), _LAUNCH_SECS)
+            status = await asyncio.wait_for(self._spawner.spawn(launch), _LAUNCH_SECS)
         except TimeoutError:
             raise LaunchFailed("the session did not start in time") from None
         if "error" in status:
@@ -212,6 +210,7 @@ class _Spawner:
         self._process = process
         self._channel = channel
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._sending = asyncio.Lock()
 
     @classmethod
     async def start(cls) -> "_Spawner":
@@ -235,17 +234,20 @@ class _Spawner:
     def has_ended(self) -> bool:
         return self._reading.done()
 
-    async def spawn(self, folder: Path) -> dict[str, Any]:
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._answers[str(folder)] = answer
+    async def spawn(self, launch: dict[str, Any]) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        folder, line = launch["folder"], msgspec.json.encode(launch) + b"\n"
+        answer: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._answers[folder] = answer
         try:
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(self._channel, f"{folder}\n".encode())
+            # One line at a time: a long one may be sent in several pieces.
+            async with self._sending:
+                await loop.sock_sendall(self._channel, line)
             return await answer
         except OSError as error:
             raise LaunchFailed(f"the spawner of sessions ended: {error}") from None
         finally:
-            self._answers.pop(str(folder), None)
+            self._answers.pop(folder, None)
 
     async def _read_answers(self) -> None:
         loop, rest = asyncio.get_running_loop(), b""

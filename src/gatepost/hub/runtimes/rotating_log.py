@@ -7,14 +7,21 @@ them while the session writes. Only the standard library: the supervisor of a se
 
 import os
 from contextlib import suppress
-from pathlib import Path
+
+# Fewer modules make a smaller process to fork.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _PREFIX = "log."
 _BYTES_PER_SEC = 8 * 1024 * 1024
 
 
 class RotatingLog:
-    """The writing end. `now` is in seconds, of any clock that does not go back."""
+    """The writing end; without output there is no file.
+
+    `now` is in seconds, of any clock that does not go back.
+    """
 
     def __init__(self, folder: str, limit: int) -> None:
         self._folder = folder
@@ -25,7 +32,6 @@ class RotatingLog:
         self._window = -1
         self._window_bytes = 0
         self._left_out = 0
-        self._begin_part()
 
     def write(self, data: bytes, now: float) -> None:
         """Append data. What comes faster than the log takes is left out, and a note says so."""
@@ -40,7 +46,8 @@ class RotatingLog:
 
     def close(self) -> None:
         self._note_left_out()
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
 
     def _note_left_out(self) -> None:
         if self._left_out:
@@ -50,10 +57,10 @@ class RotatingLog:
 
     def _append(self, data: bytes) -> None:
         while data:
-            if self._end - self._starts[-1] >= self._part_size:
-                self._begin_part()
-            piece = data[: self._starts[-1] + self._part_size - self._end]
             try:
+                if not self._starts or self._end - self._starts[-1] >= self._part_size:
+                    self._begin_part()
+                piece = data[: self._starts[-1] + self._part_size - self._end]
                 os.write(self._file, piece)
             except OSError:
                 return  # A full disk must not end the session.
@@ -70,7 +77,7 @@ class RotatingLog:
             os.unlink(f"{self._folder}/{_PREFIX}{self._starts.pop(0)}")  # noqa: PTH108
 
 
-def read_log(folder: Path, offset: int, limit: int) -> tuple[int, bytes]:
+def read_log(folder: "Path", offset: int, limit: int) -> tuple[int, bytes]:
     """Read up to `limit` bytes from `offset` on; returns where they really begin, and the bytes.
 
     A negative offset counts from the end.
@@ -95,12 +102,12 @@ def read_log(folder: Path, offset: int, limit: int) -> tuple[int, bytes]:
     return (offset, b"") if begin is None else (begin, data[:limit])
 
 
-def remove_log(folder: Path) -> None:
+def remove_log(folder: "Path") -> None:
     for _, path in _list_parts(folder):
         path.unlink(missing_ok=True)
 
 
-def tail_offset(folder: Path, length: int) -> int:
+def tail_offset(folder: "Path", length: int) -> int:
     """The offset at which the last `length` bytes begin."""
     end = 0
     for start, path in _list_parts(folder):
@@ -109,7 +116,7 @@ def tail_offset(folder: Path, length: int) -> int:
     return max(0, end - length)
 
 
-def _list_parts(folder: Path) -> list[tuple[int, Path]]:
+def _list_parts(folder: "Path") -> "list[tuple[int, Path]]":
     try:
         names = [path for path in folder.iterdir() if path.name.startswith(_PREFIX)]
     except FileNotFoundError:

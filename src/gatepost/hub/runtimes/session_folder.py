@@ -11,20 +11,20 @@ from gatepost.hub.runtimes.session_supervisor import SECRETS_FOLDER, WORK_FOLDER
 def make_session_folder(spec: SessionSpec) -> None:
     """Make the folder of a session that has none yet, readable by this user alone."""
     spec.folder.parent.mkdir(mode=0o700, exist_ok=True)
-    spec.folder.mkdir(mode=0o700)
-    for name in (WORK_FOLDER, SECRETS_FOLDER):
-        (spec.folder / name).mkdir(mode=0o700)
+    folder = str(spec.folder)
+    for path in (folder, f"{folder}/{WORK_FOLDER}", f"{folder}/{SECRETS_FOLDER}"):
+        os.mkdir(path, 0o700)  # noqa: PTH102
     for name, content in spec.files.items():
-        write_private_file(spec.folder / name, content)
+        write_private_file(f"{folder}/{name}", content)
     for name, content in spec.secrets.items():
-        write_private_file(spec.folder / SECRETS_FOLDER / name, content)
+        write_private_file(f"{folder}/{SECRETS_FOLDER}/{name}", content)
 
 
 def remove_secrets(folder: Path) -> None:
     shutil.rmtree(folder / SECRETS_FOLDER, ignore_errors=True)
 
 
-def write_private_file(path: Path, content: bytes) -> None:
+def write_private_file(path: str, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

@@ -1,11 +1,12 @@
 """A small process that forks the supervisors of sessions: starting one costs no interpreter.
 
-The gateway sends the folder of a session as one line, and gets one line of JSON back: the status of
+The gateway describes a session in one line of JSON, and gets one line of JSON back: the status of
 the session, or its error. The spawner ends when the gateway does. The supervisors go on.
 
 Only the standard library.
 """
 
+import gc
 import json
 import os
 import signal
@@ -21,24 +22,26 @@ def run_spawner(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # An interrupt from the terminal is for the gateway, which then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A collection would write to every object, and so copy the pages that forks share.
+    gc.disable()
     with socket.socket(fileno=descriptor) as channel, channel.makefile("rb") as lines:
         for line in lines:
-            folder = line.decode().rstrip("\n")
             if os.fork() == 0:
-                run_supervisor(folder, channel)
+                run_supervisor(line, channel)
 
 
-def run_supervisor(folder: str, channel: socket.socket) -> None:
+def run_supervisor(line: bytes, channel: socket.socket) -> None:
     """In the fork: start the session, tell the gateway, and stay with it until its end."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        launch = json.loads(line)
         supervisor, answer = None, {}
         try:
-            supervisor = SessionSupervisor(folder)
+            supervisor = SessionSupervisor(launch)
             answer = supervisor.start()
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        channel.sendall(json.dumps(answer | {"folder": folder}).encode() + b"\n")
+        channel.sendall(json.dumps(answer | {"folder": launch["folder"]}).encode() + b"\n")
         channel.close()
         if supervisor is not None and "error" not in answer:
             supervisor.supervise()

@@ -14,10 +14,8 @@ import json
 import os
 import resource
 import selectors
-import shutil
 import signal
 import time
-from typing import Any
 
 from gatepost.hub.runtimes.control_group import ControlGroup
 from gatepost.hub.runtimes.process_identity import (
@@ -29,7 +27,12 @@ from gatepost.hub.runtimes.process_identity import (
 )
 from gatepost.hub.runtimes.rotating_log import RotatingLog
 
-LAUNCH_FILE, STATUS_FILE, EXIT_FILE = "launch.json", "status.json", "exit.json"
+# Fewer modules make a smaller process to fork.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STATUS_FILE, EXIT_FILE = "status.json", "exit.json"
 SECRETS_FOLDER, WORK_FOLDER = "secrets", "work"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _READ_BYTES = 65_536
@@ -39,10 +42,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SessionSupervisor:
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        with open(f"{folder}/{LAUNCH_FILE}", "rb") as file:  # noqa: PTH123
-            self._launch: dict[str, Any] = json.loads(file.read())
+    """`launch` has the session's folder, its command, environment and limits."""
+
+    def __init__(self, launch: "dict[str, Any]") -> None:
+        self._folder: str = launch["folder"]
+        self._launch = launch
         self._limits: dict[str, Any] = self._launch["limits"]
         self._group = ControlGroup(self._launch["name"])
         self._child = 0
@@ -51,7 +55,7 @@ class SessionSupervisor:
         self._stop_at: float | None = None
         self._deadline = time.monotonic() + float(self._limits["seconds"])
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> "dict[str, Any]":
         """Start the command; returns how the session can be found again, or an `error`."""
         os.setsid()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -237,7 +241,14 @@ class SessionSupervisor:
         with contextlib.suppress(OSError):
             self._log.close()
         self._group.remove()
-        shutil.rmtree(f"{self._folder}/{SECRETS_FOLDER}", ignore_errors=True)
+        _remove_flat_folder(f"{self._folder}/{SECRETS_FOLDER}")
+
+
+def _remove_flat_folder(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208
+            os.unlink(f"{folder}/{name}")  # noqa: PTH108
+        os.rmdir(folder)  # noqa: PTH106
 
 
 def _limit(kind: int, value: int) -> None:
@@ -246,7 +257,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _write_atomically(path: str, content: dict[str, Any]) -> None:
+def _write_atomically(path: str, content: "dict[str, Any]") -> None:
     temporary = f"{path}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

@@ -1,0 +1,117 @@
+"""Everything that goes into a session, and the result that comes out of it."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+
+from gatepost.delivery.blob_records import find_blob
+from gatepost.errors import GatepostError, LaunchFailed, PayloadTooLarge
+from gatepost.events import fingerprint_content
+from gatepost.gateway.core import Core
+from gatepost.hub.executed_tasks import TakenTask
+from gatepost.hub.runtimes.runtime import SessionRuntime, SessionSpec
+from gatepost.hub.runtimes.session_supervisor import SECRETS_FOLDER, WORK_FOLDER
+from gatepost.hub.sessions import session_name
+from gatepost.hub.tasks import TaskPayload
+
+TASK_FILE, RESULT_FILE, TOKEN_FILE = "task.json", "result.json", "token"
+# Variables of the gateway that every session gets; see `pass_environment` for more.
+_PASSED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+# A thread costs more than to read a file of this size.
+_SMALL_BYTES = 65_536
+
+
+class SessionContents:
+    """`base_url` is that of this gateway, once it listens."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._settings = core.settings.hub
+        self.base_url = ""
+
+    async def describe_session(self, taken: TakenTask, runtime: SessionRuntime) -> SessionSpec:
+        name = session_name(taken.task.id)
+        folder = self._core.state.sessions / name
+        return SessionSpec(
+            name=name,
+            folder=folder,
+            definition=taken.definition,
+            environment=self._build_environment(taken, runtime, folder),
+            files={TASK_FILE: await self._load_request(taken.payload)},
+            secrets={TOKEN_FILE: taken.token.text.encode(), **self._load_secrets(taken)},
+            socket_folder=self._core.state.hub_socket.parent,
+            hidden=(self._core.state.path,),
+            log_bytes=self._settings.log_bytes,
+            stop_grace=self._settings.stop_grace_secs,
+        )
+
+    def _build_environment(
+        self, taken: TakenTask, runtime: SessionRuntime, outside: Path
+    ) -> dict[str, str]:
+        definition, folder = taken.definition, runtime.folder_inside(outside)
+        names = (*_PASSED, *definition.pass_environment)
+        passed = {name: os.environ[name] for name in names if name in os.environ}
+        own = {
+            "HOME": f"{folder}/{WORK_FOLDER}",
+            "GATEPOST_URL": self.base_url,
+            "GATEPOST_SOCKET": runtime.socket_inside(self._core.state.hub_socket),
+            "GATEPOST_AGENT": definition.name,
+            "GATEPOST_TASK_ID": taken.task.id,
+            "GATEPOST_TASK_FILE": f"{folder}/{TASK_FILE}",
+            "GATEPOST_RESULT_FILE": f"{folder}/{WORK_FOLDER}/{RESULT_FILE}",
+            "GATEPOST_TOKEN_FILE": f"{folder}/{SECRETS_FOLDER}/{TOKEN_FILE}",
+            "GATEPOST_SECRETS": f"{folder}/{SECRETS_FOLDER}",
+        }
+        return {**passed, **definition.environment, **own}
+
+    async def _load_request(self, payload: TaskPayload) -> bytes:
+        if payload.request_ref is None:
+            return payload.request or b"{}"
+        digest = payload.request_ref
+        key, _ = await self._core.read(lambda tx: find_blob(tx, digest))
+        pieces = self._core.blobs.read_payload(digest, key)
+        return await asyncio.to_thread(lambda: b"".join(pieces))
+
+    def _load_secrets(self, taken: TakenTask) -> dict[str, bytes]:
+        found = {}
+        for name in taken.definition.secrets:
+            try:
+                found[name] = (self._core.state.secrets / name).read_bytes()
+            except OSError as error:
+                raise LaunchFailed(f"the secret {name!r} cannot be read: {error}") from None
+        return found
+
+    async def read_result(self, name: str) -> TaskPayload | GatepostError | None:
+        """The result that a session left as a file, which is a blob if it is large."""
+        path = self._core.state.sessions / name / WORK_FOLDER / RESULT_FILE
+        try:
+            content = await self._read_file(path)
+            if content is None:
+                return None
+            msgspec.json.decode(content, type=msgspec.Raw)
+        except PayloadTooLarge as error:
+            return error
+        except (OSError, ValueError) as error:
+            return LaunchFailed(f"its result file cannot be used: {error}")
+        if len(content) <= self._core.settings.limits.max_payload_inline:
+            return TaskPayload(result=content, mark=fingerprint_content(content))
+        blob = await self._core.keep_payload([content])
+        return TaskPayload(result_ref=blob.digest, mark=blob.digest.encode())
+
+    async def _read_file(self, path: Path) -> bytes | None:
+        limit = self._core.settings.limits.max_blob_bytes
+        try:
+            # The session may have left a link to a file that it cannot read itself.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            if os.fstat(descriptor).st_size <= _SMALL_BYTES:
+                content = file.read(_SMALL_BYTES)
+            else:
+                content = await asyncio.to_thread(file.read, limit + 1)
+        if len(content) > limit:
+            raise PayloadTooLarge(f"its result has more than {limit} bytes")
+        return content
