@@ -92,6 +92,7 @@ class TaskView(Struct, omit_defaults=True):
     started_at: int | None = None
     updated_at: int = 0
     ended_at: int | None = None
+    attempt: int = 1
 
     @property
     def has_ended(self) -> bool:

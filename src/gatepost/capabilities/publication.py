@@ -10,6 +10,7 @@ from gatepost.errors import InvalidRequest, UnknownCapability
 from gatepost.events import AgentId
 from gatepost.journal.transaction import Row, Tx
 from gatepost.room.records import (
+    Attempts,
     CapabilityRecord,
     EligibilityRecord,
     Seconds,
@@ -42,7 +43,8 @@ ON CONFLICT (capability, agent) DO UPDATE SET version = excluded.version, task =
 class NewCapability(Struct, forbid_unknown_fields=True, kw_only=True):
     """A capability as its publisher describes it.
 
-    The owner hosts the executor skill, and all other agents get the delegation skill.
+    The owner hosts the executor skill, and all other agents get the delegation skill. A task whose
+    executor is lost is tried `max_attempts` times in all.
     """
 
     capability_id: AgentId
@@ -53,6 +55,7 @@ class NewCapability(Struct, forbid_unknown_fields=True, kw_only=True):
     executor_skill: SkillRef
     default_eta_seconds: Seconds
     contract: ContractDocument = ContractDocument()
+    max_attempts: Attempts = 1
     eligible_agent_ids: Annotated[list[AgentId], Meta(max_length=1000)] = field(
         default_factory=list
     )
@@ -120,6 +123,7 @@ def catalog_record(published: PublishedCapability, epoch: int) -> CapabilityReco
         default_eta_seconds=new.default_eta_seconds,
         contract_schema_ref=published.contract,
         status="active",
+        max_attempts=new.max_attempts,
         epoch=epoch,
     )
 

@@ -12,7 +12,7 @@ from gatepost.hub import tasks
 from gatepost.hub.executed_tasks import ExecutedTasks
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_states import TaskState
-from gatepost.hub.tasks import EXECUTOR_LOST, Task, TaskPayload
+from gatepost.hub.tasks import Task, TaskPayload
 from gatepost.journal.transaction import Tx
 from gatepost.task_wire import TaskReport
 
@@ -93,16 +93,18 @@ class AgentReports:
                 raise WrongState(f"task {task.id} is for a session of {task.agent}")
             if task.state is TaskState.RUNNING:
                 # The mail may be here once more, if the task was accepted without its lease.
-                receipts = [report.receipt] if report.receipt else []
-                self._parts.core.coordinator.ack(tx, task.agent, receipts, [], {})
+                self._note_settled(report)
                 return task
             if task.state is TaskState.PENDING:
                 self._executed.accept_task(tx, task.id, eta_at)
             begun = self._executed.start_task(tx, task.id)
+        self._note_settled(report)
+        return begun
+
+    def _note_settled(self, report: TaskReport) -> None:
         if report.receipt:
             self._handles.setdefault(report.agent, []).append(report.receipt)
             self._accepted.add(report.task_id)
-        return begun
 
     def end_silent_tasks(self, tx: Tx, limit: int = 100) -> int:
         """Fail the tasks of agents that have not reported for too long.
@@ -116,7 +118,7 @@ class AgentReports:
         found = tx.fetch_all(_SELECT_SILENT, (tx.now - int(silence * 1000), limit))
         for (id,) in found:
             why = f"its agent has not reported for {silence:g} s"
-            self._executed.fail_task(tx, format_event_id(id), EXECUTOR_LOST, why)
+            self._executed.lose_executor(tx, format_event_id(id), why)
         return len(found)
 
 

@@ -27,6 +27,7 @@ from gatepost.hub import tasks
 from gatepost.hub.agent_definition import AgentDefinition
 from gatepost.hub.policy import PolicyAgent
 from gatepost.hub.skill_distribution import SkillDistribution, read_distribution
+from gatepost.hub.task_attempts import TaskAttempts
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
 from gatepost.hub.task_request import input_of, read_request
@@ -35,6 +36,7 @@ from gatepost.hub.task_tokens import IssuedTaskToken, issue_task_token
 from gatepost.hub.tasks import (
     CANCELLED,
     CONTRACT_MISMATCH,
+    EXECUTOR_LOST,
     Task,
     TaskPayload,
     failure_class_of,
@@ -66,9 +68,10 @@ class TakenTask(Struct, frozen=True):
 class ExecutedTasks:
     """All of it runs in the writer's thread."""
 
-    def __init__(self, parts: HubParts, events: TaskEvents) -> None:
+    def __init__(self, parts: HubParts, events: TaskEvents, attempts: TaskAttempts) -> None:
         self._parts = parts
         self._events = events
+        self._attempts = attempts
 
     # -- sessions
 
@@ -182,6 +185,16 @@ class ExecutedTasks:
     def fail_task(self, tx: Tx, id: str, code: str, error: str) -> Task:
         """Fail a task that was accepted."""
         return self._fail(tx, TaskInput.FAIL, tasks.load_task(tx, id), code, error)
+
+    def lose_executor(self, tx: Tx, id: str, error: str) -> Task:
+        """Whoever works on a task is lost: try again, if its capability permits, or fail it."""
+        task = tasks.load_task(tx, id)
+        again = self._attempts.try_again(tx, task, error)
+        if again is not None:
+            return again
+        if task.attempt > 1:
+            error = f"{error}, at attempt {task.attempt}"
+        return self.fail_task(tx, id, EXECUTOR_LOST, error)
 
     def refuse_task(self, tx: Tx, task: Task, code: str, error: str) -> Task:
         return self._fail(tx, TaskInput.REFUSE, task, code, error)
@@ -344,7 +357,7 @@ class ExecutedTasks:
         the reports on. Mail with a task that has begun or ended is of no use there: its turn ends.
         """
         info = forward.info
-        task = None if info is None else tasks.find_task(tx, info.event_id)
+        task = None if info is None else tasks.find_requested_task(tx, info.event_id)
         if task is None or info is None:
             return NOTHING
         if task.state is not TaskState.PENDING:

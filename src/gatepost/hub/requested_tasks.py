@@ -26,6 +26,7 @@ from gatepost.events import (
 )
 from gatepost.hub import tasks
 from gatepost.hub.policy import PolicyPrincipal
+from gatepost.hub.task_attempts import TaskAttempts
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
 from gatepost.hub.task_request import RequestContent, input_of
@@ -34,7 +35,6 @@ from gatepost.hub.task_states import TaskInput, TaskState
 from gatepost.hub.tasks import (
     CANCELLED,
     EXECUTOR_LOST,
-    Executor,
     Task,
     TaskPayload,
     failure_class_of,
@@ -50,6 +50,7 @@ INSERT INTO idempotency (agent, key, fingerprint, event_id, at) VALUES (?, ?, ?,
 _SELECT_FORWARD = """
 SELECT event_id FROM forwarded WHERE source = ? AND original = ? ORDER BY event_id DESC LIMIT 1
 """
+_SELECT_ATTEMPT = "SELECT event_id FROM task_attempt WHERE task = ? ORDER BY number DESC LIMIT 1"
 _SELECT_NODE = "SELECT node FROM delivery WHERE event_id = ?"
 _INSERT_BLOB = """
 INSERT OR REPLACE INTO task_blob (digest, task, source, key, size, at) VALUES (?, ?, ?, ?, ?, ?)
@@ -81,9 +82,10 @@ class NewlyRequested(NamedTuple):
 class RequestedTasks:
     """All of it runs in the writer's thread."""
 
-    def __init__(self, parts: HubParts, events: TaskEvents) -> None:
+    def __init__(self, parts: HubParts, events: TaskEvents, attempts: TaskAttempts) -> None:
         self._parts = parts
         self._events = events
+        self._attempts = attempts
 
     def create_tasks(
         self, tx: Tx, new: NewTask, content: RequestContent, by: PolicyPrincipal | None = None
@@ -150,14 +152,21 @@ class RequestedTasks:
         """Ask the gateway that executes a task to cancel it: that one decides."""
         id = self._parts.core.node.event_ids.next_id()
         payload = msgspec.json.encode({"reason": reason})
-        source = task.requester_node or self._parts.core.node.id
-        row = tx.fetch_one(_SELECT_FORWARD, (source, parse_event_id(task.id)))
-        ref = task.id if row is None else format_event_id(row[0])
+        ref = self._find_request(tx, task)
         out = OutgoingEvent(
             id, EventKind.TASK_CANCEL, task.requester, task.agent, task.id, payload,
             ref_event_id=ref, order="none", origin_event_id=None if ref == task.id else task.id,
         )  # fmt: skip
         self._events.send_cancel(tx, out, self._executor_node(tx, task, ref))
+
+    def _find_request(self, tx: Tx, task: Task) -> str:
+        """The event by which a task was last requested, or handed on, elsewhere."""
+        own, id = self._parts.core.node.id, parse_event_id(task.id)
+        again = tx.fetch_one(_SELECT_ATTEMPT, (id,))
+        source = own if again else task.requester_node or own
+        sent = again[0] if again else id
+        row = tx.fetch_one(_SELECT_FORWARD, (source, sent))
+        return format_event_id(row[0] if row else sent)
 
     def _find_earlier(self, tx: Tx, new: NewTask, content: RequestContent) -> list[Task] | None:
         if not isinstance(new.idempotency_key, UnsetType):
@@ -196,7 +205,7 @@ class RequestedTasks:
             contract.check_input(input_of(content.payload))
 
     def _build_task(self, tx: Tx, id: str, new: NewTask, target: TaskTarget) -> Task:
-        executor, node = self._find_executor(tx, target.agent)
+        executor, node = self._parts.find_executor(tx, target.agent)
         return Task(
             id=id,
             agent=target.agent,
@@ -208,12 +217,6 @@ class RequestedTasks:
             created_at=tx.now,
             updated_at=tx.now,
         )
-
-    def _find_executor(self, tx: Tx, agent: str) -> tuple[Executor, str | None]:
-        route = self._parts.core.routes.find_route(tx, agent)
-        if route.node != self._parts.core.node.id:
-            return "remote", route.node
-        return ("session" if agent in self._parts.registry.agents else "agent"), None
 
     # -- reports of other gateways
 
@@ -267,13 +270,24 @@ class RequestedTasks:
         self._pass_on(tx, begun, EventKind.TASK_ACCEPT, info)
 
     def _follow_update(self, tx: Tx, task: Task, info: TaskInfo, content: bytes) -> None:
-        self._advance_to_running(tx, task)
         note = msgspec.json.decode(content, type=dict[str, str] | None) or {}
+        if "attempt" in note:
+            self._follow_retry(tx, task, note, content)
+            return
+        self._advance_to_running(tx, task)
         given = {"progress": info.progress, "eta_at": info.eta_at, "note": note.get("note")}
         values = {name: value for name, value in given.items() if value is not None}
         task = tasks.change_task(tx, task.id, TaskInput.UPDATE, values)
         self._parts.changes.note_change(tx, task)
         self._pass_on(tx, task, EventKind.TASK_UPDATE, info, content)
+
+    def _follow_retry(self, tx: Tx, task: Task, note: dict[str, str], content: bytes) -> None:
+        """The executor was lost, and its gateway tries again."""
+        attempt = task.attempt + 1
+        values = {"attempt": attempt, "note": note.get("note"), "progress": 0.0, "eta_at": None}
+        task = tasks.change_task(tx, task.id, TaskInput.RETRY, values)
+        self._parts.changes.note_change(tx, task)
+        self._pass_on(tx, task, EventKind.TASK_UPDATE, TaskInfo(progress=0.0), content)
 
     def _follow_failure(self, tx: Tx, task: Task, info: TaskInfo, content: bytes) -> None:
         given = _decode_note(content)
@@ -362,8 +376,10 @@ class RequestedTasks:
             task = tasks.load_task(tx, format_event_id(id))
             is_revoked = node in directory.revoked and node not in directory.gateways
             if is_revoked or task.updated_at < silent_since:
-                why = "was revoked" if is_revoked else "has been silent for too long"
-                self.end_undelivered(tx, task, EXECUTOR_LOST, f"gateway {node} {why}")
+                what = "was revoked" if is_revoked else "has been silent for too long"
+                why = f"gateway {node} {what}"
+                if self._attempts.try_elsewhere(tx, task, node, why) is None:
+                    self.end_undelivered(tx, task, EXECUTOR_LOST, _count_attempts(task, why))
                 ended += 1
         return ended
 
@@ -377,6 +393,10 @@ def _build_request(
         task.id, EventKind.TASK_CREATE, task.requester, task.agent, task.id, content.payload,
         digest=content.digest, ttl=ttl, traceparent=traceparent, task=info, order="none",
     )  # fmt: skip
+
+
+def _count_attempts(task: Task, why: str) -> str:
+    return why if task.attempt == 1 else f"{why}, at attempt {task.attempt}"
 
 
 def _idempotency_key(new: NewTask) -> tuple[str, str]:

@@ -31,9 +31,10 @@ class Session(Struct, kw_only=True):
     ended_at: int | None = None
 
 
-def session_name(task_id: str) -> str:
+def session_name(task_id: str, attempt: int = 1) -> str:
     """The name of a task's session: safe as the name of a folder, a container and a host."""
-    return "s" + task_id.replace("-", "")
+    again = "" if attempt == 1 else f"r{attempt}"
+    return f"s{task_id.replace('-', '')}{again}"
 
 
 def open_session(tx: Tx, name: str, task_id: str, agent: str, runtime: str) -> None:
@@ -42,8 +43,9 @@ def open_session(tx: Tx, name: str, task_id: str, agent: str, runtime: str) -> N
 
 
 def find_session(tx: Tx, task_id: str) -> Session | None:
-    """The session of a task; None if it has none."""
-    row = tx.fetch_one(f"{_SELECT} WHERE task = ?", (parse_event_id(task_id),))
+    """The latest session of a task; None if it has none."""
+    sql = f"{_SELECT} WHERE task = ? ORDER BY created_at DESC, length(name) DESC, name DESC LIMIT 1"
+    row = tx.fetch_one(sql, (parse_event_id(task_id),))
     return None if row is None else _session_from_row(row)
 
 

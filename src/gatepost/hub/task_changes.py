@@ -16,7 +16,7 @@ from gatepost.hub.registry import AgentRegistry
 from gatepost.hub.task_routing import TaskRouter
 from gatepost.hub.task_states import TaskState
 from gatepost.hub.task_tokens import revoke_task_tokens
-from gatepost.hub.tasks import CONTRACT_MISMATCH, Task
+from gatepost.hub.tasks import CONTRACT_MISMATCH, Executor, Task
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 
@@ -90,6 +90,13 @@ class HubParts:
         capability = info.capability_id
         entry = None if capability is None else self.router.capabilities.get(capability)
         return None if entry is None or not entry.contract else find_contract(tx, entry.contract)
+
+    def find_executor(self, tx: Tx, agent: str) -> tuple[Executor, str | None]:
+        """What executes the tasks of an agent, and the node if that is another one than this."""
+        route = self.core.routes.find_route(tx, agent)
+        if route.node != self.core.node.id:
+            return "remote", route.node
+        return ("session" if agent in self.registry.agents else "agent"), None
 
     def note_routing_miss(self, tx: Tx, capabilities: Iterable[str]) -> None:
         """A request for published capabilities found no agent."""

@@ -30,6 +30,7 @@ from gatepost.hub.policy import Policy
 from gatepost.hub.registry import AgentRegistry
 from gatepost.hub.requested_tasks import RequestedTasks
 from gatepost.hub.restored_tasks import RestoredTasks
+from gatepost.hub.task_attempts import TaskAttempts
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
 from gatepost.hub.task_states import TaskState
@@ -45,8 +46,9 @@ class TaskEngine:
     ) -> None:
         self.parts = HubParts(core, registry, policy, settings)
         events = TaskEvents(core)
-        self.requested = RequestedTasks(self.parts, events)
-        self.executed = ExecutedTasks(self.parts, events)
+        attempts = TaskAttempts(self.parts, events)
+        self.requested = RequestedTasks(self.parts, events, attempts)
+        self.executed = ExecutedTasks(self.parts, events, attempts)
         self.reports = AgentReports(self.parts, self.executed)
         self.restored = RestoredTasks(self.executed, events)
         core.coordinator.observe(on_task_news=self.apply_news)
@@ -125,7 +127,7 @@ class TaskEngine:
 
     def _end_undelivered(self, tx: Tx, ended: DeliveryEnded) -> None:
         """A request that no executor took has failed."""
-        task = tasks.find_task(tx, ended.event_id)
+        task = tasks.find_requested_task(tx, ended.event_id)
         if task is None or task.state is not TaskState.PENDING:
             return
         code = "expired" if "expired" in (ended.outcome, ended.reason) else "undeliverable"

@@ -26,6 +26,7 @@ class CapabilityEntry(Struct, frozen=True, kw_only=True):
     eligible: tuple[str, ...]
     policy_version: int
     contract: str = ""
+    max_attempts: int = 1
 
     @property
     def public_part(self) -> TaskInfo:

@@ -3,7 +3,8 @@
 A task is `pending` until an executor takes it. A task that no executor can take is refused, which
 is a failure. An `accepted` task has an executor and an ETA; it fails if its session cannot be
 launched. It is `running` once its session or its agent really works on it. From then on its
-executor reports updates, until it completes, fails or is cancelled.
+executor reports updates, until it completes, fails or is cancelled. A task whose executor was lost
+is pending again, if its capability permits another attempt.
 
 The states completed, failed and cancelled are terminal: no input leads out of them, and a trigger
 in the journal refuses any such update.
@@ -26,6 +27,7 @@ class TaskInput(StrEnum):
     REFUSE = "refuse"
     START = "start"
     UPDATE = "update"
+    RETRY = "retry"
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -38,9 +40,11 @@ TRANSITIONS: dict[tuple[TaskState, TaskInput], TaskState] = {
     (_S.PENDING, _I.REFUSE): _S.FAILED,
     (_S.PENDING, _I.CANCEL): _S.CANCELLED,
     (_S.ACCEPTED, _I.START): _S.RUNNING,
+    (_S.ACCEPTED, _I.RETRY): _S.PENDING,
     (_S.ACCEPTED, _I.FAIL): _S.FAILED,
     (_S.ACCEPTED, _I.CANCEL): _S.CANCELLED,
     (_S.RUNNING, _I.UPDATE): _S.RUNNING,
+    (_S.RUNNING, _I.RETRY): _S.PENDING,
     (_S.RUNNING, _I.COMPLETE): _S.COMPLETED,
     (_S.RUNNING, _I.FAIL): _S.FAILED,
     (_S.RUNNING, _I.CANCEL): _S.CANCELLED,

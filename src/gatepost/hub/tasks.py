@@ -36,10 +36,10 @@ TERMINAL_ERROR = "terminal_error"
 _COLUMNS = (
     "id, agent, requester, requester_node, executor, executor_node, state, description, info,"
     " progress, note, eta_at, error_code, error, created_at, accepted_at, started_at, updated_at,"
-    " ended_at"
+    " ended_at, attempt"
 )
 _INSERT = f"""
-INSERT INTO task ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO task ({_COLUMNS}) VALUES ({", ".join("?" * 20)})
 """
 _INSERT_PAYLOAD = """
 INSERT INTO task_payload (id, request, request_ref, request_mark) VALUES (?, ?, ?, ?)
@@ -48,7 +48,14 @@ _SELECT = f"SELECT {_COLUMNS} FROM task"
 _SELECT_PAYLOAD = """
 SELECT request, request_ref, request_mark, result, result_ref, mark FROM task_payload WHERE id = ?
 """
-_SELECT_ORIGINAL = "SELECT original FROM forwarded WHERE event_id = ?"
+# The event that another one stands for: forwarded, or sent again as another attempt.
+_SELECT_ORIGINAL = """
+SELECT original FROM forwarded WHERE event_id = ?1
+UNION ALL
+SELECT task FROM task_attempt WHERE event_id = ?1
+LIMIT 1
+"""
+_MAX_STEPS = 3
 _SET_RESULT = "UPDATE task_payload SET result = ?, result_ref = ?, mark = ? WHERE id = ?"
 _IS_TERMINAL = "state IN ({})".format(", ".join(f"'{state}'" for state in TERMINAL_STATES))
 # A task that has ended may still have a session that is being ended.
@@ -89,6 +96,7 @@ class Task(Struct):
     started_at: int | None = None
     updated_at: int = 0
     ended_at: int | None = None
+    attempt: int = 1
 
     @property
     def status(self) -> str:
@@ -147,15 +155,17 @@ def find_task(tx: Tx, id: str) -> Task | None:
 
 
 def find_requested_task(tx: Tx, request: str) -> Task | None:
-    """The task of a request event.
-
-    If the request stands for one that this gateway handed on, that one's task.
-    """
+    """The task of a request event, also if that is another attempt, or was handed on from here."""
     task = find_task(tx, request)
-    if task is not None:
-        return task
-    row = tx.fetch_one(_SELECT_ORIGINAL, (parse_event_id(request),))
-    return None if row is None else find_task(tx, format_event_id(row[0]))
+    for _ in range(_MAX_STEPS):
+        if task is not None:
+            break
+        row = tx.fetch_one(_SELECT_ORIGINAL, (parse_event_id(request),))
+        if row is None:
+            break
+        request = format_event_id(row[0])
+        task = find_task(tx, request)
+    return task
 
 
 def load_task(tx: Tx, id: str) -> Task:
@@ -258,7 +268,7 @@ def prune_tasks(tx: Tx, ended_before: int, limit: int) -> int:
     """Forget tasks that ended long ago, with their requests and results; returns how many."""
     tx.execute("DELETE FROM early_cancel WHERE at < ?", (ended_before,))
     ids = tx.fetch_all(_PRUNE, (ended_before, limit))
-    for table in ("task_payload", "task_token", "session"):
+    for table in ("task_payload", "task_token", "session", "task_attempt"):
         column = "id" if table == "task_payload" else "task"
         tx.execute_many(f"DELETE FROM {table} WHERE {column} = ?", ids)
     tx.execute_many("DELETE FROM task WHERE id = ?", ids)

@@ -165,6 +165,9 @@ class SkillRef(RoomRecord, frozen=True, kw_only=True):
     version: SkillVersion
 
 
+Attempts = Annotated[int, Meta(ge=1, le=10)]
+
+
 class CapabilityRecord(RoomRecord, frozen=True, kw_only=True):
     """`capabilities.catalog.<capabilityId>@<nodeId>`: a task an agent can do for others."""
 
@@ -176,6 +179,7 @@ class CapabilityRecord(RoomRecord, frozen=True, kw_only=True):
     default_eta_seconds: Seconds
     contract_schema_ref: Reference
     status: Literal["active", "deprecated", "disabled"]
+    max_attempts: Attempts = 1
     epoch: Epoch = 1
 
 

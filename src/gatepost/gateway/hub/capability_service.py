@@ -243,6 +243,7 @@ def _routing_entry(
         eligible=() if index is None else index.eligible_agent_ids,
         policy_version=0 if index is None else index.policy_version,
         contract=record.contract_schema_ref,
+        max_attempts=record.max_attempts,
     )
 
 

@@ -32,7 +32,7 @@ class SessionContents:
         self.base_url = ""
 
     async def describe_session(self, taken: TakenTask, runtime: SessionRuntime) -> SessionSpec:
-        name = session_name(taken.task.id)
+        name = session_name(taken.task.id, taken.task.attempt)
         folder = self._core.state.sessions / name
         return SessionSpec(
             name=name,

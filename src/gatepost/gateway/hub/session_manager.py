@@ -11,7 +11,7 @@ from gatepost.errors import GatepostError, LaunchFailed
 from gatepost.gateway.core import Core
 from gatepost.gateway.hub.session_contents import SessionContents
 from gatepost.hub import sessions, tasks
-from gatepost.hub.executed_tasks import TakenTask
+from gatepost.hub.executed_tasks import ExecutedTasks, TakenTask
 from gatepost.hub.runtimes.runtime import (
     LogPiece,
     SessionExit,
@@ -21,7 +21,7 @@ from gatepost.hub.runtimes.runtime import (
 from gatepost.hub.session_states import SessionState
 from gatepost.hub.sessions import Session, session_name
 from gatepost.hub.task_states import TaskState
-from gatepost.hub.tasks import EXECUTOR_LOST, Task, TaskPayload
+from gatepost.hub.tasks import Task, TaskPayload
 from gatepost.journal import Tx
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ class SessionManager:
     def _take(self, tx: Tx, capacity: int) -> list[TakenTask]:
         taken = self._core.tasks.executed.take_pending(tx, capacity)
         for each in taken:
-            name, runtime = session_name(each.task.id), each.definition.runtime_name
+            name = session_name(each.task.id, each.task.attempt)
+            runtime = each.definition.runtime_name
             sessions.open_session(tx, name, each.task.id, each.task.agent, runtime)
         return taken
 
@@ -124,15 +125,17 @@ class SessionManager:
         task.add_done_callback(partial(self._forget, id))
 
     def _forget(self, id: str, task: "asyncio.Task[None]") -> None:
-        self._running.pop(id, None)
-        self._handles.pop(id, None)
-        self.states.pop(id, None)
+        if self._running.get(id) is task:
+            # Otherwise another attempt at the task runs already.
+            del self._running[id]
+            self._handles.pop(id, None)
+            self.states.pop(id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the session of task %s was not followed to its end", id, exc_info=error)
         self._wake.set()
 
     async def _run_session(self, taken: TakenTask) -> None:
-        id, name = taken.task.id, session_name(taken.task.id)
+        id, name = taken.task.id, session_name(taken.task.id, taken.task.attempt)
         try:
             runtime = self._find_runtime(taken.definition.runtime_name)
             spec = await self.contents.describe_session(taken, runtime)
@@ -215,7 +218,7 @@ class SessionManager:
         elif ended.is_success:
             executed.fail_task(tx, id, "no_result", "its session ended without a result")
         else:
-            executed.fail_task(tx, id, _failure_code(ended), detail)
+            _fail_ended(executed, tx, id, ended, detail)
 
     # -- after a restart
 
@@ -248,7 +251,7 @@ class SessionManager:
         sessions.end_session(tx, session.name, None, "lost")
         if not tasks.load_task(tx, session.task_id).has_ended:
             why = "the gateway ended while it started the session"
-            self._core.tasks.executed.fail_task(tx, session.task_id, EXECUTOR_LOST, why)
+            self._core.tasks.executed.lose_executor(tx, session.task_id, why)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=name)
@@ -256,8 +259,11 @@ class SessionManager:
         task.add_done_callback(self._stopping.discard)
 
 
-def _failure_code(ended: SessionExit) -> str:
-    if ended.reason == "time_limit":
-        return "time_limit"
+def _fail_ended(executed: ExecutedTasks, tx: Tx, id: str, ended: SessionExit, detail: str) -> None:
     is_lost = ended.reason == "lost" or (ended.code is not None and ended.code < 0)
-    return EXECUTOR_LOST if is_lost else "session_failed"
+    if ended.reason == "time_limit":
+        executed.fail_task(tx, id, "time_limit", detail)
+    elif is_lost:
+        executed.lose_executor(tx, id, detail)
+    else:
+        executed.fail_task(tx, id, "session_failed", detail)

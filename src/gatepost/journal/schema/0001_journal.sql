@@ -725,7 +725,8 @@ CREATE TABLE task (
     started_at     INTEGER,
     updated_at     INTEGER NOT NULL,
     ended_at       INTEGER,
-    late_at        INTEGER
+    late_at        INTEGER,
+    attempt        INTEGER NOT NULL DEFAULT 1
 ) WITHOUT ROWID;
 CREATE INDEX task_open ON task (executor, state, id) WHERE ended_at IS NULL;
 CREATE INDEX task_agent ON task (agent, id);
@@ -759,6 +760,14 @@ CREATE TABLE task_blob (
     at     INTEGER NOT NULL,
     PRIMARY KEY (digest, task)
 ) WITHOUT ROWID;
+
+-- Requests that stand for a task: further attempts, after its executor was lost.
+CREATE TABLE task_attempt (
+    event_id BLOB PRIMARY KEY,
+    task     BLOB NOT NULL,
+    number   INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX task_attempt_task ON task_attempt (task, number);
 
 -- Cancellations that arrived before their tasks, by the node that sent them.
 CREATE TABLE early_cancel (

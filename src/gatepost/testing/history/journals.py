@@ -29,6 +29,7 @@ _MAIL = """
 SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
 """
 _PASSED_ON = "SELECT source, original, event_id FROM forwarded"
+_ATTEMPTS = "SELECT event_id, task FROM task_attempt"
 _TASKS = """
 SELECT t.id, t.agent, t.requester_node, t.executor, t.executor_node, t.state, t.error_code,
     p.result, p.result_ref FROM task t JOIN task_payload p ON p.id = t.id
@@ -113,7 +114,7 @@ class JournalTask(Struct):
 class GatewayJournal(Struct):
     """`key` is the node's public key; without it signatures are not looked at. `forwarded` is mail
     that another gateway got to deal with, as (source, event); `forwards` maps the events that stand
-    for it to their originals.
+    for it, and further attempts at tasks, to their originals.
     """
 
     node: str
@@ -169,7 +170,8 @@ def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) ->
         inbox={(source, _id(event)) for source, event in rows(_INBOX)},
         blobs=_digest_blobs(blobs),
         tasks=_read_tasks(rows(_TASKS), keys, blobs),
-        forwards={_id(event): _id(original) for _, original, event in forwards},
+        forwards={_id(event): _id(original) for _, original, event in forwards}
+        | {_id(event): _id(task) for event, task in rows(_ATTEMPTS)},
     )
 
 

@@ -137,10 +137,10 @@ def _compare_ends(mesh: CheckedMesh, history: TaskHistory) -> str:
 def _check_work(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for work in mesh.seen.works:
         journal = mesh.journals[work.node]
-        # A task that was handed on and came back is known by its first request.
-        task = journal.tasks.get(work.task_id) or journal.tasks.get(
-            journal.forwards.get(work.task_id, "")
-        )
+        id = work.task_id
+        while id not in journal.tasks and id in journal.forwards:
+            id = journal.forwards[id]
+        task = journal.tasks.get(id)
         if not work.outcome or work.node in mesh.seen.restored:
             continue
         said = (work.outcome, work.code or None, work.result)

@@ -28,6 +28,7 @@ from gatepost.hub.policy import Policy
 from gatepost.hub.registry import AgentRegistry
 from gatepost.hub.task_changes import TaskChanges
 from gatepost.hub.task_engine import TaskEngine
+from gatepost.hub.task_routing import CapabilityEntry
 from gatepost.hub.tasks import Task
 from gatepost.journal import Database, JobOutcome, Tx, Writer
 from gatepost.journal.writer import WriteOperation
@@ -40,6 +41,21 @@ CrashMoment = Literal["before", "after"]
 # How far a restored room record leaps ahead; there is none here.
 _LEAP = 1
 _SWEEP_MS = 1_000
+
+
+# A capability whose tasks are tried again if their executor is lost.
+RETRIED = CapabilityEntry(
+    id="retried",
+    version="1",
+    owner_agent="a0",
+    delegation_skill_version="1",
+    executor_skill_version="1",
+    default_eta_secs=5,
+    is_active=True,
+    eligible=(),
+    policy_version=1,
+    max_attempts=3,
+)
 
 
 class PowerCut(BaseException):
@@ -170,6 +186,7 @@ class SimulatedGateway:
             return []
         registry = AgentRegistry()
         self.hub = TaskEngine(core, registry, Policy(), self.settings.hub)
+        self.hub.parts.router.capabilities = {RETRIED.id: RETRIED}
         changes = self.hub.parts.changes
         changes.on_changed = self._tell_listeners
         self.load_hub_agents()

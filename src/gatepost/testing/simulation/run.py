@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gatepost.config.hub_settings import HubSettings
 from gatepost.testing.history import HistoryVerdict
 from gatepost.testing.simulation import faults
-from gatepost.testing.simulation.gateway import SimulatedSettings
+from gatepost.testing.simulation.gateway import RETRIED, SimulatedSettings
 from gatepost.testing.simulation.mesh import SimulatedMesh
 from gatepost.testing.simulation.users import AgentManners
 
@@ -31,6 +31,8 @@ _SEVERAL_HANDS = 0.1
 _HUB_AGENTS = 0.3
 _LARGE_REQUESTS = 0.15
 _CANCELLED = 0.25
+# How many tasks are tried again if their executor is lost.
+_RETRIED = 0.4
 # The silence of a gateway is longer than clocks jump and than senders wait for it.
 _HUB = HubSettings(agent_silence_secs=10.0, abandon_secs=300.0)
 # How many single messages or bursts have callers that wait for the replies.
@@ -175,6 +177,7 @@ def _plan_tasks(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
     for _ in range(shape.tasks):
         requester, agent = random.sample(names, 2)
         fields: dict[str, Any] = {"ttl_secs": 5.0} if random.random() < 0.08 else {}
+        fields |= {"required_capabilities": [RETRIED.id]} if random.random() < _RETRIED else {}
         large = random.randint(1, 3_000) if random.random() < _LARGE_REQUESTS else 0
         cancel = random.randint(0, 6_000) if random.random() < _CANCELLED else None
         create = partial(

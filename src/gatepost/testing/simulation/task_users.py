@@ -17,7 +17,7 @@ from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import fingerprint_content
 from gatepost.hub.task_request import RequestContent, encode_request
 from gatepost.hub.task_states import TaskState
-from gatepost.hub.tasks import EXECUTOR_LOST, Task, load_task
+from gatepost.hub.tasks import Task, load_task
 from gatepost.journal import Tx
 from gatepost.task_wire import NewTask, TaskReport
 from gatepost.testing.history import ObservedTask, ObservedWork
@@ -336,7 +336,7 @@ class SimulatedSessions:
     def _fail(self, id: str, tx: Tx) -> None:
         task = load_task(tx, id)
         if not task.has_ended and task.state is not TaskState.PENDING:
-            self._gateway.hub.executed.fail_task(tx, id, EXECUTOR_LOST, "its session was lost")
+            self._gateway.hub.executed.lose_executor(tx, id, "its session was lost")
 
     # -- power cuts
 

@@ -148,6 +148,7 @@ def summarize_task(task: Task) -> TaskView:
         started_at=task.started_at,
         updated_at=task.updated_at,
         ended_at=task.ended_at,
+        attempt=task.attempt,
     )
 
 
