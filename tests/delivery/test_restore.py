@@ -5,8 +5,10 @@ from typing import Any
 import apsw
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gatepost.delivery import restore
+from gatepost.delivery.receiver.answers import ReceiptAnswers
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.delivery.undelivered import is_safe_to_replay
@@ -390,3 +392,33 @@ def test_undelivered_messages_need_force_for_they_may_have_been_replayed(mesh: M
     _restore(mesh, a, a.backup())
     ((reason, verdict),) = _undelivered(a)
     assert (verdict, is_safe_to_replay(reason, verdict)) == (RESTORED, False)
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_an_event_that_its_restored_sender_forgot_is_held_no_longer(
+    mesh: Mesh, is_restored: bool
+) -> None:
+    _link(mesh)
+    a, b = mesh["a"], mesh["b"]
+    a.send(b)
+    mesh.flow()
+    backup = a.backup()
+    b.dispatcher.policy = replace(MailboxPolicy(), max_pending=1)
+    held = a.send(b).event_id
+    mesh.flow()
+    assert _states(b) == ["accepted", "held"]
+    if is_restored:
+        _restore(mesh, a, backup)
+        _link(mesh)
+
+    def report(tx: Tx) -> None:
+        answers = ReceiptAnswers(tx, "a", b.coordinator.writer)
+        b.coordinator.apply_decisions(tx, answers.report_hold(held, "blob"))
+
+    b.do(report)
+    mesh.flow()
+    assert _states(b) == ["accepted", "withdrawn" if is_restored else "held"]
+
+
+def _states(gate: Gate) -> list[str]:
+    return [row[0] for row in gate.rows("SELECT state FROM inbox ORDER BY event_id")]

@@ -26,6 +26,7 @@ from gatepost.delivery.abuse import AbuseLog
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.decisions import (
     NOTHING,
+    BlobMissing,
     BlobWanted,
     Decisions,
     DeliveryAccepted,
@@ -148,6 +149,7 @@ class DeliveryCoordinator:
             TransferSignal: transfers.apply_transfer_signal,
             TaskRequested: self._tell_hub,
             TaskReported: self._tell_hub,
+            BlobMissing: receiver.report_missing_blob,
             BlobWanted: lambda tx, wanted: tx.add_effect(partial(self._on_blob_wanted, *wanted)),
         }
 

@@ -185,6 +185,12 @@ class TaskReported(NamedTuple):
     envelope: Envelope
 
 
+class BlobMissing(NamedTuple):
+    """The source of a blob says that it does not have it."""
+
+    digest: str
+
+
 class BlobWanted(NamedTuple):
     """Something can be accepted only once this blob is fetched."""
 
@@ -211,6 +217,7 @@ Decision = (
     | TransferSignal
     | TaskRequested
     | TaskReported
+    | BlobMissing
     | BlobWanted
 )
 Decisions = Sequence[Decision]

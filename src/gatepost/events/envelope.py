@@ -157,6 +157,7 @@ SignalName = Literal[
     "expire",
     "restored",
     "resumed",
+    "forgotten",
     "incident",
     "notice",
 ]
@@ -173,7 +174,8 @@ class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     for `reason`. `restored` says that the journal of the sender was restored: it is the incarnation
     `text` now, and has read the incarnation `incarnation` of the receiver's outbox up to `through`.
     `resumed` answers: everything that the lost journal may have heard of is given up, up to event
-    `through`, and the events behind that are new to it.
+    `through`, and the events behind that are new to it. `forgotten` answers `held`: the journal of
+    the sender was restored to a time before the event it refers to.
     """
 
     signal: SignalName | Label

@@ -17,7 +17,7 @@ from gatepost.delivery.links.blob_ports import FetchLimits, FileDone
 from gatepost.delivery.links.proof import sign_blob_request
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError, StorageFailed
-from gatepost.events import Blob, BlobStore
+from gatepost.events import Blob, BlobStore, EventKind
 from gatepost.wire import NewSend
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
@@ -285,6 +285,8 @@ def test_trying_again_has_an_end(post: Post) -> None:
     assert len(asks(wire, a)) == BOUNDS.attempts
     assert b.incidents("blob_missing") == [f"a/{digest}"]
     assert b.rows("SELECT why FROM held") == [("blob",)], "it stays held"
+    signals = [e.ref_event_id for e in b.events() if e.kind == EventKind.SIGNAL]
+    assert set(signals) == {sent}, "its sender hears that it is held"
     assert post.fetchers["b"]._fetches == {}
     assert sent not in b.mail()
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from gatepost.delivery.coordinator import DeliveryCoordinator
+from gatepost.delivery.decisions import BlobMissing
 from gatepost.delivery.frames import BlobPiece, BlobRequest
 from gatepost.delivery.links.blob_forwarder import BlobForwarder
 from gatepost.delivery.links.blob_ports import BlobFileAccess, BlobPeer, FetchLimits
@@ -233,6 +234,11 @@ class BlobFetcher:
         if fetch is None or fetch.via is not part or piece.offset not in fetch.requested:
             return
         if piece.total == 0:
+            if part.peer == fetch.source:
+                missing = (BlobMissing(fetch.digest),)
+                self._commit(
+                    lambda tx: self._coordinator.apply_decisions(tx, missing), _ignore_result
+                )
             self._try_elsewhere(fetch, "does not have it, or not for us")
         elif piece.total != fetch.size or len(piece.data) != _piece_length(fetch, piece.offset):
             self._report_forgery(

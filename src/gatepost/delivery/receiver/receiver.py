@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gatepost.delivery.blob_records import keep_blob
 from gatepost.delivery.decisions import (
+    BlobMissing,
     Decision,
     Decisions,
     ForwardEnded,
@@ -18,7 +19,7 @@ from gatepost.delivery.decisions import (
 )
 from gatepost.delivery.frames import SkipFrame
 from gatepost.delivery.receiver import held_events
-from gatepost.delivery.receiver.acceptance import ReceiverParts, mailbox_capacity
+from gatepost.delivery.receiver.acceptance import BLOB, ReceiverParts, mailbox_capacity
 from gatepost.delivery.receiver.answers import ReceiptAnswers
 from gatepost.delivery.receiver.cursors import OutboxCursor, OutboxGaps, last_incarnation
 from gatepost.delivery.receiver.inbox_pairs import PairKey, pair_incarnation
@@ -171,6 +172,17 @@ class Receiver:
                 sender_key = self._parts.routes.sender_key(key[0])
                 keep_blob(tx, ref, self._parts.node.cipher.unwrap_key(ref.keys, sender_key))
             decisions += self._release_pairs(tx, [key])
+        return decisions
+
+    def report_missing_blob(self, tx: Tx, missing: BlobMissing) -> Decisions:
+        """Tell the senders that their events wait for the blob.
+
+        A sender that was restored has perhaps forgotten the event too.
+        """
+        decisions: list[Decision] = []
+        for key, envelope in held_events.events_held_for_blob(tx, missing.digest):
+            answers = ReceiptAnswers(tx, key[0], self._parts.writer)
+            decisions += answers.report_hold(envelope.event_id, BLOB)
         return decisions
 
     def room_changed(self, tx: Tx) -> Decisions:

@@ -29,10 +29,8 @@ def apply_signal(intake: Intake, envelope: Envelope, signal: Signal) -> None:
         return
     elif signal.signal == "held":
         intake.decisions.append(HoldReported(intake.source, ref, signal.reason or ""))
-    elif signal.signal == "confirm":
-        confirm_offer(intake, parse_event_id(ref))
-    elif signal.signal == "withdraw":
-        _withdraw_event(intake, parse_event_id(ref))
+    elif signal.signal in _DECISIONS:
+        _DECISIONS[signal.signal](intake, parse_event_id(ref))
     elif signal.signal == "expire":
         _expire_or_answer(intake, envelope, ref)
     elif signal.signal == "status_request":
@@ -55,6 +53,13 @@ def expire_event(intake: Intake, event_id: bytes) -> None:
     row = intake.withdraw_and_report(event_id, InboxInput.EXPIRE, "expired")
     if row is not None:
         intake.close_number((intake.source, row.sender, row.mailbox), row.pair_seq)
+
+
+def _let_lapse(intake: Intake, event_id: bytes) -> None:
+    """The sender was restored and forgot the event, so nobody will decide about it any more."""
+    row = intake.withdraw_event(event_id, InboxInput.LAPSE)
+    if row is not None and row.pair_seq:
+        intake.release_held((intake.source, row.sender, row.mailbox))
 
 
 def _withdraw_event(intake: Intake, event_id: bytes) -> None:
@@ -85,3 +90,6 @@ def _answer_status_request(intake: Intake, envelope: Envelope, ref: str) -> None
         return
     corr_id = envelope.corr_id or ref
     intake.decisions += intake.answers.answer_status_request(ref, corr_id, row)
+
+
+_DECISIONS = {"confirm": confirm_offer, "forgotten": _let_lapse, "withdraw": _withdraw_event}

@@ -23,6 +23,7 @@ from gatepost.delivery.delivery_states import (
     DeliveryInput,
     update_delivery,
 )
+from gatepost.delivery.incarnations import load_incarnations
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.sender.delivery_table import (
@@ -38,6 +39,7 @@ from gatepost.events import Receipt, Signal, format_event_id, parse_event_id
 from gatepost.journal.transaction import Row, Tx
 from gatepost.routing import Route
 
+_SELECT_KNOWN = "SELECT 1 FROM delivery WHERE event_id = ?"
 _FROM_ITS_NODE = "event_id = ? AND node = ?"
 _ACCEPT = update_delivery(
     DeliveryInput.ACCEPT,
@@ -133,7 +135,14 @@ class ReceiptHandler:
             due = tx.now + self._policy.max_backoff
             tx.execute(_NOTE_HELD, (f"held: {why}"[:100], due, parse_event_id(ref), source))
             self._deliveries.note_due(due)
+        if self._is_forgotten(tx, parse_event_id(ref)):
+            return self._writer.append_signal(tx, source, ref, Signal(signal="forgotten"))
         return NOTHING
+
+    def _is_forgotten(self, tx: Tx, event_id: bytes) -> bool:
+        """Whether this journal was restored, and may have sent the event before it was lost."""
+        is_known = tx.fetch_one(_SELECT_KNOWN, (event_id,)) is not None
+        return not is_known and len(load_incarnations(tx)) > 1
 
     def apply_reply(self, tx: Tx, arrived: ReplyArrived) -> Decisions:
         """End the delivery a reply answers; if it has ended otherwise, keep the reply beside it."""
