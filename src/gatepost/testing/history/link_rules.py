@@ -109,16 +109,27 @@ def _check_written(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 
 def _check_complete(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
-    """Applies to brief histories only, for an inbox is compacted after a while."""
+    """Applies to brief histories only, for an inbox is compacted after a while.
+
+    An event for an agent that nobody knows is refused, and has no row in the inbox.
+    """
+    refused = {journal.node: _refused_events(journal) for journal in mesh.journals.values()}
     for history in mesh.histories.values() if mesh.seen.brief else ():
         first = history.first
         reader = mesh.journals.get(first.to_node_id or "")
         if reader is None or reader.node == history.source or mesh.is_excused(history):
             continue
         read = reader.cursors.get((history.source, first.incarnation), 0)
-        if first.seq <= read and (history.source, history.id) not in reader.inbox:
+        if first.seq > read or history.id in refused[reader.node]:
+            continue
+        if (history.source, history.id) not in reader.inbox:
             detail = f"{reader.node} has read up to {read}, and never took {first.seq}"
             yield HistoryViolation("complete", history.source, history.id, detail)
+
+
+def _refused_events(journal: GatewayJournal) -> set[str | None]:
+    receipts = [event for event in journal.events if event.kind == "ack"]
+    return {each.ref_event_id for each in receipts if each.read_payload()["status"] == "refused"}
 
 
 def _check_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:

@@ -21,7 +21,7 @@ RULES = {
     "told": "every event names the one before it for the same reader, and is taken",
     "calm": "no failure happens without a fault",
     "written": "a gateway takes only events that their source wrote for it",
-    "complete": "an event that a gateway has read past is in its inbox",
+    "complete": "an event that a gateway has read past is in its inbox, or refused",
     "payload": "an agent gets the payload of the message or reply that was sent to it",
     "blob here": "a message is accepted only once its blob is complete and intact",
     "noticed": "a forged frame ends its link at once",
