@@ -13,6 +13,7 @@ from gatepost.room.records import (
     Attempts,
     CapabilityRecord,
     EligibilityRecord,
+    EscalationPolicy,
     Seconds,
     SkillRef,
     SkillVersion,
@@ -56,6 +57,7 @@ class NewCapability(Struct, forbid_unknown_fields=True, kw_only=True):
     default_eta_seconds: Seconds
     contract: ContractDocument = ContractDocument()
     max_attempts: Attempts = 1
+    escalation: EscalationPolicy | None = None
     eligible_agent_ids: Annotated[list[AgentId], Meta(max_length=1000)] = field(
         default_factory=list
     )
@@ -124,6 +126,7 @@ def catalog_record(published: PublishedCapability, epoch: int) -> CapabilityReco
         contract_schema_ref=published.contract,
         status="active",
         max_attempts=new.max_attempts,
+        escalation=new.escalation,
         epoch=epoch,
     )
 

@@ -8,7 +8,7 @@ from gatepost.capabilities.publication import PublishedCapability
 from gatepost.errors import GatepostError
 from gatepost.events import AgentId
 from gatepost.hub.task_request import input_of
-from gatepost.room.records import SkillRef
+from gatepost.room.records import EscalationPolicy, SkillRef
 
 
 class SkillDistribution(Struct, kw_only=True):
@@ -17,6 +17,7 @@ class SkillDistribution(Struct, kw_only=True):
     delegation_skill: SkillRef
     default_eta_seconds: int
     contract: ContractDocument = ContractDocument()
+    escalation: EscalationPolicy | None = None
 
 
 def describe_distribution(published: PublishedCapability) -> SkillDistribution:
@@ -27,6 +28,7 @@ def describe_distribution(published: PublishedCapability) -> SkillDistribution:
         delegation_skill=new.delegation_skill,
         default_eta_seconds=new.default_eta_seconds,
         contract=new.contract,
+        escalation=new.escalation,
     )
 
 

@@ -26,6 +26,8 @@ class TaskChanges:
 
     def __init__(self) -> None:
         self.on_changed: Callable[[Task], None] = lambda task: None
+        # Called in the transaction in which a task that was requested here fails.
+        self.on_failed: Callable[[Tx, Task], None] = lambda tx, task: None
         self._changed: list[Task] = []
 
     def note_change(self, tx: Tx, task: Task) -> None:
@@ -40,6 +42,7 @@ class TaskChanges:
             is_mismatch = task.error_code == CONTRACT_MISMATCH
             failure: MisfireClass = "contract_mismatch" if is_mismatch else "terminal_error"
             note_misfire(tx, msgspec.json.decode(task.info, type=TaskInfo), failure, task.id)
+            self.on_failed(tx, task)
 
     # -- the commit group
 

@@ -25,6 +25,7 @@ from gatepost.errors import GatepostError
 from gatepost.events import EventKind
 from gatepost.hub import tasks
 from gatepost.hub.agent_reports import AgentReports
+from gatepost.hub.escalations import Escalations
 from gatepost.hub.executed_tasks import ExecutedTasks
 from gatepost.hub.policy import Policy
 from gatepost.hub.registry import AgentRegistry
@@ -51,6 +52,8 @@ class TaskEngine:
         self.executed = ExecutedTasks(self.parts, events, attempts)
         self.reports = AgentReports(self.parts, self.executed)
         self.restored = RestoredTasks(self.executed, events)
+        self.escalations = Escalations(self.parts)
+        self.parts.changes.on_failed = self.escalations.escalate_failure
         core.coordinator.observe(on_task_news=self.apply_news)
 
     def cancel_task(self, tx: Tx, id: str, reason: str = "") -> Task:
@@ -60,6 +63,11 @@ class TaskEngine:
             return self.executed.cancel_task(tx, task, reason)
         self.requested.ask_to_cancel(tx, task, reason)
         return task
+
+    def escalate_late_tasks(self, tx: Tx) -> None:
+        """Tell somebody of tasks that are late, and cancel those that are much too late."""
+        for task in self.escalations.escalate_late_tasks(tx):
+            self.cancel_task(tx, task.id, "it is much later than its ETA")
 
     def apply_news(self, tx: Tx, news: TaskNews) -> Decisions:
         """Apply something that delivery heard. Nothing of it can fail the transaction."""

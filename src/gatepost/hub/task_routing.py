@@ -10,6 +10,7 @@ from gatepost.delivery.routes import RouteFinder
 from gatepost.errors import CapabilityUnavailable, InvalidTargets, MissingRouteFields, NoRoute
 from gatepost.events import TaskInfo, parse_event_id
 from gatepost.journal.transaction import Tx
+from gatepost.room.records import EscalationPolicy
 from gatepost.task_wire import NewTask
 
 
@@ -27,6 +28,7 @@ class CapabilityEntry(Struct, frozen=True, kw_only=True):
     policy_version: int
     contract: str = ""
     max_attempts: int = 1
+    escalation: EscalationPolicy | None = None
 
     @property
     def public_part(self) -> TaskInfo:

@@ -168,6 +168,18 @@ class SkillRef(RoomRecord, frozen=True, kw_only=True):
 Attempts = Annotated[int, Meta(ge=1, le=10)]
 
 
+class EscalationPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the requester's gateway does about a task of a capability that is late or has failed.
+
+    `notify` is the agent that is told, `after_seconds` after the ETA, or when the task fails.
+    A task that is `cancel_after_seconds` later than its ETA is cancelled.
+    """
+
+    notify: AgentId | None = None
+    after_seconds: Annotated[int, Meta(ge=0, le=10 * 365 * 86_400)] = 0
+    cancel_after_seconds: Seconds | None = None
+
+
 class CapabilityRecord(RoomRecord, frozen=True, kw_only=True):
     """`capabilities.catalog.<capabilityId>@<nodeId>`: a task an agent can do for others."""
 
@@ -180,6 +192,7 @@ class CapabilityRecord(RoomRecord, frozen=True, kw_only=True):
     contract_schema_ref: Reference
     status: Literal["active", "deprecated", "disabled"]
     max_attempts: Attempts = 1
+    escalation: EscalationPolicy | None = None
     epoch: Epoch = 1
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,39 @@ async def test_a_capability_is_published_distributed_delegated_and_reviewed(
         await async_wait_until(lambda: "double" not in _published(ann), 30)
         with pytest.raises(NoRoute):
             await al.run_task("x", capabilities=["double"], input={"n": 1})
+
+
+async def test_large_inputs_and_results_have_contracts_too_and_failures_are_escalated(
+    pair: tuple[GatewayProcess, ...],
+) -> None:
+    ann, bob = pair
+    worker = Agent("grower", state_dir=bob.state_dir)
+    told: list[Any] = []
+    lead = Agent("lead", state_dir=ann.state_dir)
+    lead.on_message(lambda message: told.append(message.payload))
+
+    @worker.on_task
+    async def grow(task: AgentTask) -> Any:
+        return [task.input["text"]] if task.input["text"].startswith("bad") else task.input["text"]
+
+    contract = {"input": {"type": "object", "required": ["text"]}, "output": {"type": "string"}}
+    text = "x" * 200_000
+    async with worker, lead, Client("al", state_dir=ann.state_dir) as al:
+        escalation = {"notify": "lead"}
+        answer = publish(bob, "grow", "grower", contract=contract, escalation=escalation)
+        assert answer.status_code == 200
+        await async_wait_until(lambda: installs(bob, "grow").get("lead") == "installed", 60)
+        assert lead.skills["grow"]["escalation"]["notify"] == "lead"
+        run = partial(al.run_task, "x", capabilities=["grow"], timeout=60)
+        assert await run(input={"text": text}) == text
+        with pytest.raises(ContractMismatch):
+            await run(input={"no text": text})
+        with pytest.raises(TaskFailed) as caught:
+            await run(input={"text": "bad" + text})
+        assert caught.value.failure == "contract_mismatch"
+        await async_wait_until(lambda: bool(told), 30)
+        assert told[0]["event"] == "task.escalated"
+        assert told[0]["failure_class"] == "contract_mismatch"
 
 
 def _published(gateway: GatewayProcess) -> list[str]:

@@ -244,6 +244,7 @@ def _routing_entry(
         policy_version=0 if index is None else index.policy_version,
         contract=record.contract_schema_ref,
         max_attempts=record.max_attempts,
+        escalation=record.escalation,
     )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 
 from gatepost.delivery.blob_records import find_blob
-from gatepost.errors import GatepostError, LaunchFailed, PayloadTooLarge
+from gatepost.errors import ContractMismatch, GatepostError, LaunchFailed, PayloadTooLarge
 from gatepost.events import fingerprint_content
+from gatepost.gateway.api.tasks.large_contents import LargeContents
 from gatepost.gateway.core import Core
 from gatepost.hub.executed_tasks import TakenTask
 from gatepost.hub.runtimes.runtime import SessionRuntime, SessionSpec
@@ -29,6 +30,7 @@ class SessionContents:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._settings = core.settings.hub
+        self._large_contents = LargeContents(core)
         self.base_url = ""
 
     async def describe_session(self, taken: TakenTask, runtime: SessionRuntime) -> SessionSpec:
@@ -39,7 +41,7 @@ class SessionContents:
             folder=folder,
             definition=taken.definition,
             environment=self._build_environment(taken, runtime, folder),
-            files={TASK_FILE: await self._load_request(taken.payload)},
+            files={TASK_FILE: await self._load_request(taken)},
             secrets={TOKEN_FILE: taken.token.text.encode(), **self._load_secrets(taken)},
             socket_folder=self._core.state.hub_socket.parent,
             hidden=(self._core.state.path,),
@@ -66,13 +68,17 @@ class SessionContents:
         }
         return {**passed, **definition.environment, **own}
 
-    async def _load_request(self, payload: TaskPayload) -> bytes:
+    async def _load_request(self, taken: TakenTask) -> bytes:
+        """The request of a task. A large one is checked here against its contract."""
+        payload = taken.payload
         if payload.request_ref is None:
             return payload.request or b"{}"
         digest = payload.request_ref
         key, _ = await self._core.read(lambda tx: find_blob(tx, digest))
         pieces = self._core.blobs.read_payload(digest, key)
-        return await asyncio.to_thread(lambda: b"".join(pieces))
+        request = await asyncio.to_thread(lambda: b"".join(pieces))
+        await self._large_contents.check_input(taken.task.id, request)
+        return request
 
     def _load_secrets(self, taken: TakenTask) -> dict[str, bytes]:
         found = {}
@@ -83,7 +89,7 @@ class SessionContents:
                 raise LaunchFailed(f"the secret {name!r} cannot be read: {error}") from None
         return found
 
-    async def read_result(self, name: str) -> TaskPayload | GatepostError | None:
+    async def read_result(self, name: str, task_id: str) -> TaskPayload | GatepostError | None:
         """The result that a session left as a file, which is a blob if it is large."""
         path = self._core.state.sessions / name / WORK_FOLDER / RESULT_FILE
         try:
@@ -97,6 +103,10 @@ class SessionContents:
             return LaunchFailed(f"its result file cannot be used: {error}")
         if len(content) <= self._core.settings.limits.max_payload_inline:
             return TaskPayload(result=content, mark=fingerprint_content(content))
+        try:
+            await self._large_contents.check_result(task_id, content)
+        except ContractMismatch as error:
+            return error
         blob = await self._core.keep_payload([content])
         return TaskPayload(result_ref=blob.digest, mark=blob.digest.encode())
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from gatepost.errors import GatepostError, LaunchFailed
+from gatepost.errors import ContractMismatch, GatepostError, LaunchFailed
 from gatepost.gateway.core import Core
 from gatepost.gateway.hub.session_contents import SessionContents
 from gatepost.hub import sessions, tasks
@@ -160,7 +160,9 @@ class SessionManager:
     def _fail_launch(self, tx: Tx, id: str, name: str, error: GatepostError) -> None:
         sessions.end_session(tx, name, None, error.message)
         if not tasks.load_task(tx, id).has_ended:
-            self._core.tasks.executed.fail_task(tx, id, LaunchFailed.code, error.message)
+            is_mismatch = isinstance(error, ContractMismatch)
+            code = error.code if is_mismatch else LaunchFailed.code
+            self._core.tasks.executed.fail_task(tx, id, code, error.message)
 
     def _note_started(self, tx: Tx, id: str, name: str, handle: SessionHandle) -> bool:
         """Note that the session runs; returns whether its task has ended in the meantime."""
@@ -180,7 +182,7 @@ class SessionManager:
         # The end of its task must not stop it again.
         self._handles.pop(id, None)
         self.states[id] = SessionState.RECYCLING
-        result = await self.contents.read_result(name) if ended.is_success else None
+        result = await self.contents.read_result(name, id) if ended.is_success else None
         detail = self._describe_end(runtime, name, ended)
 
         def note_end(tx: Tx) -> list[TakenTask]:

@@ -704,7 +704,8 @@ CREATE TABLE replica_head (
 
 -- Tasks that this gateway requested or executes. `id` is the event that created the task. The nodes
 -- are NULL for this gateway. `info` is the public part of the task's events, in JSON. `late_at` is
--- when its requester's gateway noted that it missed its ETA.
+-- when its requester's gateway noted that it missed its ETA; `escalated` is how far that is dealt
+-- with: 0 not at all, 1 somebody was told, 2 nothing is left to be done.
 CREATE TABLE task (
     id             BLOB PRIMARY KEY,
     agent          TEXT NOT NULL,
@@ -726,11 +727,14 @@ CREATE TABLE task (
     updated_at     INTEGER NOT NULL,
     ended_at       INTEGER,
     late_at        INTEGER,
-    attempt        INTEGER NOT NULL DEFAULT 1
+    attempt        INTEGER NOT NULL DEFAULT 1,
+    escalated      INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX task_open ON task (executor, state, id) WHERE ended_at IS NULL;
 CREATE INDEX task_agent ON task (agent, id);
 CREATE INDEX task_eta ON task (eta_at) WHERE ended_at IS NULL AND late_at IS NULL;
+CREATE INDEX task_late ON task (eta_at)
+    WHERE ended_at IS NULL AND late_at IS NOT NULL AND escalated < 2;
 CREATE INDEX task_ended ON task (ended_at) WHERE ended_at IS NOT NULL;
 
 CREATE TRIGGER task_ends_once BEFORE UPDATE ON task WHEN OLD.ended_at IS NOT NULL

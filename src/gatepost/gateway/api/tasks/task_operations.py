@@ -12,6 +12,7 @@ from gatepost.errors import CapabilityUnavailable, GatepostError, InvalidRequest
 from gatepost.events import fingerprint_content
 from gatepost.events.json_payload import check_json_text
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
+from gatepost.gateway.api.tasks.large_contents import LargeContents
 from gatepost.gateway.api.tasks.task_view_reader import TaskViewReader
 from gatepost.gateway.api.tasks.task_views import summarize_task, view_task
 from gatepost.gateway.api.tasks.task_watchers import TaskWatchers
@@ -51,6 +52,7 @@ class TaskOperations:
         self.watchers = TaskWatchers()
         self.session_states: dict[str, SessionState] = {}
         self._views = TaskViewReader(core, self.session_states)
+        self.large_contents = LargeContents(core)
         core.tasks.parts.changes.on_changed = self.watchers.task_changed
 
     # -- create
@@ -136,6 +138,8 @@ class TaskOperations:
             return content
         if not isinstance(new.input_ref, UnsetType):
             return await self._compose_large_request(new, new.input_ref)
+        if not isinstance(new.input, UnsetType):
+            await self.large_contents.check_new_input(new, [bytes(new.input)])
         payload = encode_request(new)
         blob = await self._core.keep_payload([payload])
         return RequestContent(_mark_request(new, payload), digest=blob.digest)
@@ -152,13 +156,15 @@ class TaskOperations:
             return chain([begin], self._core.blobs.read_payload(digest, key), [b"}"])
 
         await asyncio.to_thread(_check_json, pieces())
+        given = self._core.blobs.read_payload(digest, key)
+        await self.large_contents.check_new_input(new, given)
         blob = await self._core.keep_payload(pieces())
         return RequestContent(_mark_request(new, head + digest.encode()), digest=blob.digest)
 
     # -- report
 
     def plan_reports(self, op: TaskReports) -> TransactionPlan | None:
-        if any(self._is_large(report) for report in op.reports):
+        if any(self._is_large(report) or self._has_large(report) for report in op.reports):
             return None
         return lambda tx: self._apply_reports(tx, op)
 
@@ -168,7 +174,13 @@ class TaskOperations:
             if self._is_large(report):
                 result, report.result = bytes(report.result), UNSET  # type: ignore[arg-type]
                 report.result_ref = (await self._core.keep_payload([result])).digest
+            await self.large_contents.check_report(report)
         return await self._core.commit(lambda tx: self._apply_reports(tx, op))
+
+    def _has_large(self, report: TaskReport) -> bool:
+        """Whether a result is a blob that may have to be checked against a contract."""
+        is_blob = not isinstance(report.result_ref, UnsetType)
+        return is_blob and self.large_contents.has_contracts
 
     def _is_large(self, report: TaskReport) -> bool:
         if isinstance(report.result, UnsetType):
