@@ -88,16 +88,17 @@ async def test_a_task_waits_for_an_agent_that_is_away(gateway: GatewayProcess) -
 async def test_a_cancelled_task_ends_its_handler(
     gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatepost.client._task_runner._HEARTBEAT_SECS", 0.05)
+    monkeypatch.setattr("gatepost.client._task_heartbeat.HEARTBEAT_SECS", 0.05)
     agent, began, ended = worker(gateway, "slow"), asyncio.Event(), asyncio.Event()
 
     @agent.on_task
-    async def work(task: AgentTask) -> None:
+    async def work(task: AgentTask) -> str:
         began.set()
         try:
-            await asyncio.sleep(1000)
+            await asyncio.sleep(1000 if task.description == "x" else 0)
         finally:
             ended.set()
+        return "done"
 
     async with agent, client(gateway) as al:
         created = await al.create_task("x", to="slow")
@@ -106,6 +107,8 @@ async def test_a_cancelled_task_ends_its_handler(
         await asyncio.wait_for(ended.wait(), 30)
         with pytest.raises(WrongState):
             await al.cancel_task(created.id)
+        # The worker that ran the handler goes on.
+        assert await al.run_task("y", to="slow") == "done"
 
 
 async def test_large_inputs_and_results_travel_as_blobs(gateway: GatewayProcess) -> None:

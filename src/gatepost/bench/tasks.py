@@ -97,7 +97,7 @@ async def _measure_agent(
     client: Client, gateway: GatewayProcess, name: str, options: TasksBenchOptions
 ) -> float:
     """The rate of tasks for an agent that runs by itself, behind this gateway."""
-    agent = Agent(name, state_dir=gateway.state_dir, concurrency=256, credit=1000)
+    agent = Agent(name, state_dir=gateway.state_dir, concurrency=options.outstanding, credit=1000)
 
     @agent.on_task
     async def work(task: AgentTask) -> int:

@@ -108,6 +108,15 @@ def check_encodable(new: NewMessage | NewSend | NewTask | TaskReport) -> None:
         raise InvalidRequest(str(error)) from None
 
 
+def check_report(report: TaskReport) -> None:
+    """Check the parts of a report that its sender chose; most have none but progress."""
+    is_plain = report.note is UNSET and report.eta_secs is UNSET and not report.error
+    progress = report.progress
+    if is_plain and (progress is UNSET or (type(progress) is float and 0 <= progress <= 1)):
+        return
+    check_encodable(report)
+
+
 def to_epoch_secs(moment: Moment | None) -> float | UnsetType:
     """A moment as the wire has it. A datetime without a time zone is local time."""
     if moment is None:

@@ -49,6 +49,7 @@ _BATCH_MAX = 1000
 # Flush a batch of this many calls before the tick ends, so that the gateway works on it while
 # the caller still submits the rest.
 _EARLY_FLUSH_CALLS = 128
+_EARLY_FLUSH_TASKS = 256
 _MESSAGE_OVERHEAD = 256
 # Calls of one tick with deadlines this close share one operation and the later deadline.
 _SHARED_DEADLINE_SECS = 0.05
@@ -125,6 +126,8 @@ class OperationQueue:
             self.queue_operation(batch)
         future = self._loop.create_future()
         batch.add_call(item, size + _MESSAGE_OVERHEAD, future)
+        if len(batch.items) == _EARLY_FLUSH_TASKS:
+            self.flush_queue()
         return future
 
     def ack(

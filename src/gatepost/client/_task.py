@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gatepost.client._encoding import check_encodable, encode_payload, fits_frame, unset_if_none
+from gatepost.client._encoding import (
+    check_encodable,
+    check_report,
+    encode_payload,
+    fits_frame,
+    unset_if_none,
+)
 from gatepost.client._http_client import read_pieces
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT, MailboxClient
 from gatepost.client._message import Message
@@ -164,7 +170,7 @@ class TaskClient(MailboxClient):
         if not isinstance(result, UnsetType) and not fits_frame(result):
             report.result = UNSET
             report.result_ref = await self._http.upload(read_pieces(bytes(result)), timeout)
-        check_encodable(report)
+        check_report(report)
         await self._operations.report_task(report, size, self._loop.time() + timeout)
 
     async def _poll_task(self, task_id: str, deadline: float) -> TaskView:

@@ -7,31 +7,29 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gatepost.client._client import Client
 from gatepost.client._failure_reason import Reject, failure_reason
 from gatepost.client._message import Message
 from gatepost.client._task import AgentTask, load_task
-from gatepost.errors import (
-    Forbidden,
-    GatepostError,
-    IdempotencyConflict,
-    UnknownTask,
-    WrongState,
-)
+from gatepost.client._task_heartbeat import HAS_ENDED, TaskHeartbeat
+from gatepost.errors import GatepostError
 
 log = logging.getLogger("gatepost.client")
 
 TaskHandler = Callable[[AgentTask], Any]
 
-# How often a task without reports is kept alive. This also finds out that it was cancelled.
-_HEARTBEAT_SECS = 5.0
 _RETRY_SECS = 1.0
 _MAX_TRIES = 60
 _DISTRIBUTION = "skill_distribution"
-# The task has ended in another way: nothing that is said about it counts any more.
-_HAS_ENDED = (WrongState, UnknownTask, Forbidden, IdempotencyConflict)
+
+
+class HandlerOutcome(NamedTuple):
+    """The result of a handler, or the error that it raised."""
+
+    result: Any
+    error: Exception | None = None
 
 
 class TaskRunner:
@@ -49,6 +47,7 @@ class TaskRunner:
         self._eta_secs = eta_secs
         self._threads = threads
         self._is_async = inspect.iscoroutinefunction(handler)
+        self._heartbeat = TaskHeartbeat()
         # The delegation skills that were distributed to this agent, by capability.
         self.skills: dict[str, Any] = {}
 
@@ -61,30 +60,39 @@ class TaskRunner:
         task = await load_task(message, self._client, self._agent)
         try:
             await task.accept(message.receipt, self._eta_secs)
-        except _HAS_ENDED as error:
+        except HAS_ENDED as error:
             log.info("%s is not accepted: %s", task, error.message)
             return None
         return task
 
     async def run_task(self, task: AgentTask) -> None:
         """Call the handler and report how it ended. A task that is cancelled ends the handler."""
-        work = asyncio.ensure_future(self._call_handler(task))
-        heartbeat = asyncio.ensure_future(self._keep_alive(task))
+        self._heartbeat.add_task(task)
         try:
-            await asyncio.wait((work, heartbeat), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            outcome = await self._run_handler(task)
+            if outcome is None:
                 log.warning("%s was ended; its handler is cancelled", task)
-                return
-            await self._report_end(task, work)
+            else:
+                await self._report_end(task, outcome)
         finally:
-            work.cancel()
-            heartbeat.cancel()
-            await asyncio.gather(work, heartbeat, return_exceptions=True)
+            self._heartbeat.remove_task(task)
 
-    async def _report_end(self, task: AgentTask, work: "asyncio.Future[Any]") -> None:
-        error = work.exception()
+    async def _run_handler(self, task: AgentTask) -> HandlerOutcome | None:
+        """The outcome of the handler; None if the task has ended in another way meanwhile."""
+        try:
+            outcome = HandlerOutcome(await self._call_handler(task))
+        except asyncio.CancelledError:
+            if not self._heartbeat.end_handler(task):
+                raise
+            return None
+        except Exception as error:
+            outcome = HandlerOutcome(None, error)
+        return None if self._heartbeat.end_handler(task) else outcome
+
+    async def _report_end(self, task: AgentTask, outcome: HandlerOutcome) -> None:
+        error = outcome.error
         if error is None:
-            report = partial(task.complete, work.result())
+            report = partial(task.complete, outcome.result)
         else:
             log.warning("%s failed", task, exc_info=error)
             code = "rejected" if isinstance(error, Reject) else "failed"
@@ -92,7 +100,7 @@ class TaskRunner:
         for _ in range(_MAX_TRIES):
             try:
                 await report()
-            except _HAS_ENDED as ended:
+            except HAS_ENDED as ended:
                 log.warning("the end of %s does not count: %s", task, ended.message)
             except GatepostError as problem:
                 if problem.status < 429 and problem.status >= 400 and error is None:
@@ -103,17 +111,6 @@ class TaskRunner:
                 continue
             return
         log.error("the end of %s could not be reported", task)
-
-    async def _keep_alive(self, task: AgentTask) -> None:
-        """Report that the task is alive; returns once it has ended in another way."""
-        while True:
-            await asyncio.sleep(_HEARTBEAT_SECS)
-            try:
-                await task.update()
-            except _HAS_ENDED:
-                return
-            except GatepostError as error:
-                log.warning("%s could not be kept alive: %s", task, error.message)
 
     async def _call_handler(self, task: AgentTask) -> Any:
         if task.task_type == _DISTRIBUTION:

@@ -104,9 +104,13 @@ def check_digest(value: str) -> str:
 
 
 def _uuid7_text(number: int) -> str:
-    version = (number >> 62 & 0xFFF) | 0x7000
-    variant = (number & (1 << 62) - 1) | 1 << 63
-    return _insert_dashes(f"{number >> 74:012x}{version:04x}{variant:016x}")
+    return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 - twice as fast as an f-string
+        number >> 90,
+        number >> 74 & 0xFFFF,
+        number >> 62 & 0xFFF,
+        number >> 48 & 0x3FFF | 0x8000,
+        number & 0xFFFF_FFFF_FFFF,
+    )
 
 
 def _insert_dashes(digits: str) -> str:

@@ -179,7 +179,8 @@ class ExecutedTasks:
             self._parts.changes.note_end(tx, task)
             payload = EMPTY_PAYLOAD if result.result is None else result.result
             info = TaskInfo(progress=1.0)
-            self._report(tx, task, EventKind.TASK_COMPLETE, info, payload, result.result_ref)
+            kind = EventKind.TASK_COMPLETE
+            self._events.report(tx, task, kind, info, payload, result.result_ref)
         return task
 
     def fail_task(self, tx: Tx, id: str, code: str, error: str) -> Task:
@@ -205,7 +206,7 @@ class ExecutedTasks:
         self._parts.changes.note_end(tx, task)
         payload = msgspec.json.encode({"code": code, "error": error[:2000]})
         info = TaskInfo(failure_class=failure_class_of(code))
-        self._report(tx, task, EventKind.TASK_FAILED, info, payload)
+        self._events.report(tx, task, EventKind.TASK_FAILED, info, payload)
         return task
 
     def cancel_task(self, tx: Tx, task: Task, reason: str, *, by_requester: bool = False) -> Task:

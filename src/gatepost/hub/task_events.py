@@ -1,5 +1,7 @@
 """The events of tasks: requests to executors, and the reports of executors."""
 
+from msgspec import UNSET
+
 from gatepost.delivery.assembly import DeliveryCore
 from gatepost.delivery.outbox_writer import ACCEPTED, KEPT
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
@@ -16,6 +18,9 @@ from gatepost.events import (
 from gatepost.hub.tasks import Task
 from gatepost.journal.outbox import EventDraft
 from gatepost.journal.transaction import Tx
+
+# Reports that may be without content.
+_OFTEN_EMPTY = (EventKind.TASK_ACCEPT, EventKind.TASK_UPDATE)
 
 
 class TaskEvents:
@@ -83,17 +88,21 @@ class TaskEvents:
         """Append a report for the gateway that requested the task.
 
         A report to ourselves is for the record, and has no content. So is one for a gateway that
-        is not in the room: nobody can read it.
+        is not in the room: nobody can read it. Nothing of an acceptance or of progress without a
+        note is secret, so these have no content either.
         """
         id = self._node.event_ids.next_id()
         node = task.requester_node
         if node is None or node not in self._core.routes.directory.gateways:
+            node = self._node.id
+        is_empty = payload is EMPTY_PAYLOAD and digest is None and kind in _OFTEN_EMPTY
+        if node == self._node.id or is_empty:
             tx.append_event(
                 EventDraft(
                     event_id=id,
                     kind=kind,
                     source_agent_id=task.agent,
-                    to_node_id=self._node.id,
+                    to_node_id=node,
                     to_agent_id=task.requester,
                     corr_id=task.id,
                     ref_event_id=task.id,
@@ -107,7 +116,8 @@ class TaskEvents:
 
     def open_report(self, source: str, envelope: Envelope) -> bytes:
         """The content of a report; EncryptionError if it is not for us."""
-        if envelope.payload_ref is not None:
+        is_empty = envelope.payload is UNSET and envelope.kind in _OFTEN_EMPTY
+        if is_empty or envelope.payload_ref is not None:
             return EMPTY_PAYLOAD
         return self._node.cipher.decrypt(
             decode_payload(envelope, EncryptedPayload),

@@ -151,7 +151,7 @@ def add_tasks(tx: Tx, new: Iterable[tuple[Task, TaskPayload]]) -> None:
 
 def find_task(tx: Tx, id: str) -> Task | None:
     rows = tx.fetch_all(f"{_SELECT} WHERE id = ?", (parse_event_id(id),))
-    return _task_from_row(rows[0]) if rows else None
+    return _task_from_row(rows[0], id) if rows else None
 
 
 def find_requested_task(tx: Tx, request: str) -> Task | None:
@@ -241,7 +241,7 @@ def try_inputs(
     sql = _update_sql(inputs, tuple(changes), agent is not None)
     named = () if agent is None else (agent,)
     row = tx.fetch_one(sql, (*changes.values(), parse_event_id(id), *named))
-    return None if row is None else _task_from_row(row)
+    return None if row is None else _task_from_row(row, id)
 
 
 def complete_task(tx: Tx, id: str, result: TaskPayload) -> tuple[Task, bool]:
@@ -275,11 +275,11 @@ def prune_tasks(tx: Tx, ended_before: int, limit: int) -> int:
     return len(ids)
 
 
-def _task_from_row(row: tuple[Any, ...]) -> Task:
+def _task_from_row(row: tuple[Any, ...], known_id: str | None = None) -> Task:
     """The columns are the fields of a task, in their order."""
     id, agent, requester, requester_node, executor, executor_node, state, *rest = row
     known = (agent, requester, requester_node, executor, executor_node)
-    return Task(format_event_id(id), *known, _STATES[state], *rest)
+    return Task(known_id or format_event_id(id), *known, _STATES[state], *rest)
 
 
 @lru_cache
