@@ -89,7 +89,8 @@ async def test_a_cancelled_task_ends_its_handler(
     gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatepost.client._task_heartbeat.HEARTBEAT_SECS", 0.05)
-    agent, began, ended = worker(gateway, "slow"), asyncio.Event(), asyncio.Event()
+    agent = worker(gateway, "slow", concurrency=1)
+    began, ended = asyncio.Event(), asyncio.Event()
 
     @agent.on_task
     async def work(task: AgentTask) -> str:
