@@ -10,4 +10,5 @@ def test_every_rate_is_measured(tmp_path: Path) -> None:
     result = bench_tasks(tmp_path, wanted)
     rates = (result.sessions_per_sec, result.live_per_sec, result.remote_per_sec)
     assert min(rates) > 0 and result.session_share > 0
+    assert result.running_ms >= 0 and result.idle_session_kib > 100
     assert render_result(result).row_count == 4

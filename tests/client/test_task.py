@@ -43,6 +43,7 @@ async def test_an_agent_executes_a_task_and_its_result_comes_back(gateway: Gatew
         created = await al.create_task("add these", to="adder", input=[1, 2, 3], task_type="sum")
         assert created.status == "pending"
         task = await al.await_task(created.id)
+        assert (await al.show_task(created.id)).state == "completed"
         assert (task.state, task.note, await al.load_result(task)) == ("completed", "half", 6)
         assert task.eta_at is not None and task.eta_at > task.created_at
         assert await al.run_task("add these", to="adder", input=[4], task_type="sum") == 4

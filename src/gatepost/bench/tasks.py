@@ -1,7 +1,7 @@
 """Measures tasks: in sessions of the process runtime, by running agents, and between gateways.
 
 Sessions are measured beside bare child processes of the same command, on the same machine and with
-the same number at a time.
+the same number at a time. Both take turns, so that other work on the machine slows both alike.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,13 +24,15 @@ from gatepost.errors import BenchFailed
 from gatepost.task_wire import TaskView
 from gatepost.testing import GatewayProcess
 
-_SESSION_AGENT, _LIVE_AGENT = "bench-session", "bench-agent"
+_SESSION_AGENT, _IDLE_AGENT, _LIVE_AGENT = "bench-session", "bench-idle", "bench-agent"
 _WORK = (
     "import os; path = os.environ.get('GATEPOST_RESULT_FILE', os.devnull);"
     " open(path, 'w').write('1')"
 )
 _COMMAND = (sys.executable, "-S", "-c", _WORK)
+_IDLE_COMMAND = (sys.executable, "-S", "-c", "import time; time.sleep(3600)")
 _PATIENCE = 600.0
+_TURNS = 4
 
 
 class TasksBenchOptions(Struct, frozen=True):
@@ -38,15 +41,20 @@ class TasksBenchOptions(Struct, frozen=True):
     sessions: int = 200
     at_once: int = 8
     tasks: int = 5000
-    outstanding: int = 256
+    outstanding: int = 1000
 
 
-class TasksBenchResult(Struct, frozen=True):
-    """Rates are whole tasks per second: create, accept, two updates, complete, all durable."""
+class TasksBenchResult(Struct, frozen=True, kw_only=True):
+    """Rates are whole tasks per second: create, accept, two updates, complete, all durable.
+
+    `running_ms` is the median from the creation of a task to its running session, if no task waits
+    for another. `idle_session_kib` is the memory that a session takes besides its command.
+    """
 
     sessions_per_sec: float
     bare_per_sec: float
     running_ms: float
+    idle_session_kib: float
     live_per_sec: float
     remote_per_sec: float
 
@@ -74,23 +82,79 @@ def _define_agent(state_dir: Path) -> None:
     folder = state_dir / "agents"
     folder.mkdir(parents=True)
     state_dir.chmod(0o700)
-    definition = {"name": _SESSION_AGENT, "command": _COMMAND}
-    (folder / "bench.json").write_text(json.dumps(definition))
+    for name, command in ((_SESSION_AGENT, _COMMAND), (_IDLE_AGENT, _IDLE_COMMAND)):
+        definition = {"name": name, "command": command}
+        (folder / f"{name}.json").write_text(json.dumps(definition))
 
 
 async def _measure(
     here: GatewayProcess, there: GatewayProcess, options: TasksBenchOptions
 ) -> TasksBenchResult:
     async with Client("bench", state_dir=here.state_dir) as client:
-        bare = await _measure_rate(_spawn_bare, options.sessions, options.at_once)
-        ended: list[TaskView] = []
-        sessions = await _measure_rate(
-            lambda: _run_task(client, _SESSION_AGENT, ended), options.sessions, 4 * options.at_once
-        )
-        running = median((task.started_at or 0) - (task.accepted_at or 0) for task in ended)
+        bare, sessions = await _measure_in_turns(client, options)
+        running = await _measure_start(client, options)
+        idle = await _measure_idle_sessions(client, here, options.at_once)
         live = await _measure_agent(client, here, _LIVE_AGENT, options)
         remote = await _measure_agent(client, there, f"{_LIVE_AGENT}-remote", options)
-    return TasksBenchResult(sessions, bare, running, live, remote)
+    return TasksBenchResult(
+        sessions_per_sec=sessions,
+        bare_per_sec=bare,
+        running_ms=running,
+        idle_session_kib=idle,
+        live_per_sec=live,
+        remote_per_sec=remote,
+    )
+
+
+async def _measure_in_turns(client: Client, options: TasksBenchOptions) -> tuple[float, float]:
+    """The rates of bare processes and of sessions, measured in turns."""
+    count, at_once = max(1, options.sessions // _TURNS), options.at_once
+    await _run_task(client, _SESSION_AGENT, [])
+    bare = sessions = 0.0
+    for _ in range(_TURNS):
+        bare += 1 / await _measure_rate(_spawn_bare, count, at_once)
+        run_task = partial(_run_task, client, _SESSION_AGENT, [])
+        sessions += 1 / await _measure_rate(run_task, count, 4 * at_once)
+    return _TURNS / bare, _TURNS / sessions
+
+
+async def _measure_start(client: Client, options: TasksBenchOptions) -> float:
+    """The median milliseconds from the creation of a task to its running session."""
+    ended: list[TaskView] = []
+    count = max(1, options.sessions // _TURNS)
+    await _measure_rate(partial(_run_task, client, _SESSION_AGENT, ended), count, options.at_once)
+    return median((task.started_at or 0) - task.created_at for task in ended)
+
+
+async def _measure_idle_sessions(client: Client, gateway: GatewayProcess, count: int) -> float:
+    """KiB that each of several sessions takes in the gateway and in its supervisor."""
+    before = _read_kib(gateway.pid, "Rss")
+    created = [await client.create_task("bench", to=_IDLE_AGENT) for _ in range(count)]
+    for task in created:
+        await _wait_until_running(client, task.id)
+    supervisors = [pid for spawner in _children(gateway.pid) for pid in _children(spawner)]
+    private = sum(_read_kib(pid, "Private_Clean", "Private_Dirty") for pid in supervisors)
+    grown = max(0, _read_kib(gateway.pid, "Rss") - before)
+    for task in created:
+        await client.cancel_task(task.id)
+    return (private + grown) / count
+
+
+async def _wait_until_running(client: Client, id: str) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while (await client.show_task(id)).state != "running":
+        if time.monotonic() > deadline:
+            raise BenchFailed(f"task {id} did not begin")
+        await asyncio.sleep(0.01)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _read_kib(pid: int, *fields: str) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.split(":")[0] in fields)
 
 
 async def _measure_agent(
@@ -108,7 +172,7 @@ async def _measure_agent(
     async with agent:
         await _wait_until_known(client, name)
         return await _measure_rate(
-            lambda: _run_task(client, name, []), options.tasks, options.outstanding
+            partial(_run_task, client, name, []), options.tasks, options.outstanding
         )
 
 
@@ -162,5 +226,8 @@ def render_result(result: TasksBenchResult) -> Table:
     }
     for name, rate in rows.items():
         table.add_row(name, f"{rate:,.0f}")
-    table.caption = f"from accepted to running: {result.running_ms:.0f} ms (p50)"
+    table.caption = (
+        f"from create to running: {result.running_ms:.0f} ms (p50);"
+        f" an idle session takes {result.idle_session_kib:,.0f} KiB besides its command"
+    )
     return table

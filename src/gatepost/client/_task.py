@@ -104,6 +104,12 @@ class TaskClient(MailboxClient):
         made: list[TaskView] = await self._operations.create_task(new, size, deadline)
         return made
 
+    async def show_task(self, task_id: str, *, timeout: float = DEFAULT_TIMEOUT) -> TaskView:
+        """A task as it is now."""
+        op = TaskAwait(task_id=task_id, wait_secs=0)
+        answer: TaskAwaited = await self._request_answer(op, self._loop.time() + timeout)
+        return answer.task
+
     async def await_task(self, task_id: str, *, timeout: float = DEFAULT_TIMEOUT) -> TaskView:
         """Wait for the end of a task. DeadlineExceeded means that it has not ended yet."""
         deadline = self._loop.time() + timeout

@@ -117,7 +117,7 @@ def bench_tasks(
     sessions: PositiveInt = 200,
     at_once: Annotated[int, Parameter(validator=Number(gte=1, lte=256))] = 8,
     tasks: PositiveInt = 5000,
-    outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 256,
+    outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 1000,
     state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
