@@ -106,3 +106,21 @@ def test_a_relay_passes_on_a_few_requests_at_once_and_forgets_old_ones(mesh: Mes
     assert answer.problem == "too many requests at once"
     mesh.clock.advance(10_000)
     assert ask(mesh, "a", "b", sent) == []
+
+
+def test_a_gateway_asks_for_so_many_events_and_then_slowly(mesh: Mesh) -> None:
+    sent = deliver(mesh)
+    answers: list[TraceAnswer] = []
+    part = wire_of(mesh, "a").end_of(mesh["a"]).port.trace
+
+    def ask_at_once(times: int) -> int:
+        answers.clear()
+        for _ in range(times):
+            part.request_trace([sent] * 64, answers.append)
+            mesh.flow()
+        return len(answers)
+
+    assert ask_at_once(8) == 8
+    assert ask_at_once(3) == 0
+    mesh.clock.advance(2_000)
+    assert ask_at_once(1) == 1

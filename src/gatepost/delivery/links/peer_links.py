@@ -105,7 +105,7 @@ class PeerLinks:
         node, coordinator, window = gateway.node, gateway.coordinator, settings.window_bytes
         self.relay_host = RelayHost(coordinator, window, settings.replica_keep_ms)
         self.relay_reader = RelayReader(node, coordinator, window, settings.relay_retry)
-        self.traces = TraceForwarder(coordinator)
+        self.traces = TraceForwarder(coordinator, node.clock)
         self.fetcher = BlobFetcher(
             node, coordinator, files, gateway.commit, gateway.now, settings.fetch
         )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gatepost.access.rate_limit import SourceRateLimiter
+from gatepost.clock import Clock
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.frames import (
     TRACE_STEPS,
@@ -28,12 +30,15 @@ from gatepost.delivery.links.proof import (
     sign_trace_request,
 )
 from gatepost.delivery.local_node import LocalNode
-from gatepost.errors import GatepostError, LinkError
+from gatepost.errors import GatepostError, LinkError, RateLimited
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
 
 # Requests of one link that are being answered or passed on; the rest get no answer.
 _UNANSWERED = 4
+# Events that one gateway may ask for, a second and at once. Each costs some reads of the journal.
+_EVENTS_PER_SEC = 32.0
+_EVENTS_AT_ONCE = 512
 # A relay forgets a request that its target has not answered for this long.
 _FORWARD_MS = 10_000
 
@@ -54,10 +59,14 @@ class ForwardedTrace(Struct, frozen=True):
 
 
 class TraceForwarder:
-    """A relay passes requests on to a target that it has a link with, and answers back."""
+    """A relay passes requests on to a target that it has a link with, and answers back.
 
-    def __init__(self, coordinator: DeliveryCoordinator) -> None:
+    All links of a gateway share one forwarder, which also counts the requests of each asker.
+    """
+
+    def __init__(self, coordinator: DeliveryCoordinator, clock: Clock) -> None:
         self._coordinator = coordinator
+        self._limits = SourceRateLimiter(_EVENTS_PER_SEC, _EVENTS_AT_ONCE, clock)
         self._parts: list[TracePart] = []
         self._waiting: list[ForwardedTrace] = []
 
@@ -72,6 +81,14 @@ class TraceForwarder:
     def find_key(self, node: str) -> bytes | None:
         found = self._coordinator.routes.directory.gateways.get(node)
         return None if found is None else found.key
+
+    def may_ask(self, asker: str, count: int) -> bool:
+        """Count the events that a gateway asks for. False if these are too many."""
+        try:
+            self._limits.take_token(asker, max(1, count))
+        except RateLimited:
+            return False
+        return True
 
     def forward_request(self, part: "TracePart", frame: TraceRequest) -> str:
         """Pass a request on; returns the problem if that cannot be done.
@@ -211,16 +228,22 @@ class TracePart:
             if self._forwards:
                 problem = self._forwarder.forward_request(self, frame)
             if problem:
-                self._port.send(TraceAnswer(frame.id, self.now(), [], problem=problem))
+                self._refuse_request(frame, problem)
             return
         asker = self.peer if frame.target is None else self._check_asker(frame)
         if asker is None:
-            problem = f"{self._node.id} does not know {frame.asker}"
-            self._port.send(TraceAnswer(frame.id, self.now(), [], problem=problem[:300]))
-        # A peer with too many requests at once gets no answer to the rest.
-        elif self._answering < _UNANSWERED and not self.is_busy:
+            self._refuse_request(frame, f"{self._node.id} does not know {frame.asker}")
+        # A peer with too many requests gets no answer to the rest.
+        elif (
+            self._answering < _UNANSWERED
+            and not self.is_busy
+            and self._forwarder.may_ask(asker, len(frame.event_ids))
+        ):
             self._answering += 1
             self._port.commit(lambda tx: self._make_answer(tx, frame, asker), self._finish_answer)
+
+    def _refuse_request(self, frame: TraceRequest, problem: str) -> None:
+        self._port.send(TraceAnswer(frame.id, self.now(), [], problem=problem[:300]))
 
     def _check_asker(self, frame: TraceRequest) -> str | None:
         """The member that asks through a relay, if we know it; LinkError if it does not."""
