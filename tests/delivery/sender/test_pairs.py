@@ -37,10 +37,13 @@ class Book:
         self.pairs.note_parked(self.tx, PAIR)
 
     def close(self, number: int) -> tuple[str, int] | None:
-        self.tx.execute("UPDATE delivery SET processed_at = 1 WHERE pair_seq = ?", (number,))
-        told = self.pairs.close_numbers(self.tx, PAIR)
+        told = self.close_within_operation(number)
         self.tx.run_effects()
         return told
+
+    def close_within_operation(self, number: int) -> tuple[str, int] | None:
+        self.tx.execute("UPDATE delivery SET processed_at = 1 WHERE pair_seq = ?", (number,))
+        return self.pairs.close_numbers(self.tx, PAIR)
 
 
 @pytest.fixture
@@ -122,3 +125,12 @@ def test_what_is_before_a_parked_number_goes_on(book: Book) -> None:
     book.park(3)
     assert book.close(1) == ("y", 2)
     assert book.close(2) is None
+
+
+def test_a_pair_that_moves_again_in_the_operation_that_closed_it_is_moving(book: Book) -> None:
+    book.send("x")
+    book.send("y")
+    assert book.close_within_operation(1) == ("y", 2)
+    book.send("x")
+    book.tx.run_effects()
+    assert book.close(2) == ("x", 3)

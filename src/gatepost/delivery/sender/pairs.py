@@ -141,8 +141,11 @@ class SenderPairs:
         self._moving = None
 
     def _stop_moving(self, tx: Tx, pair: SenderPair) -> None:
-        self._moving_pairs(tx).discard(pair)
-        tx.on_rollback(self.forget_moving)
+        ((_, _, _, moving),) = tx.fetch_all(_SELECT_PAIR, pair)
+        # The same operation may have moved the pair again.
+        if not moving:
+            self._moving_pairs(tx).discard(pair)
+            tx.on_rollback(self.forget_moving)
 
     def _moving_pairs(self, tx: Tx) -> set[SenderPair]:
         if self._moving is None:
