@@ -94,7 +94,8 @@ def test_a_datagram_for_another_node_is_not_passed_on(ann: Neighbour, bob: Neigh
 
 def test_an_oversized_datagram_is_not_decoded(ann: Neighbour, bob: Neighbour) -> None:
     announce = PeerAnnounce("", "", "", "", padding="." * 1200)
-    assert judge(bob, ann.seal(announce, "bob")) is Refusal.OVERSIZED
+    text = encode_message(MeshMessage("ann", announce, "bob"), at(0).unix_secs)
+    assert judge(bob, append_signature(text, ann.signer)) is Refusal.OVERSIZED
     assert judge(bob, b"[" * 100_000) is Refusal.OVERSIZED
 
 

@@ -231,3 +231,18 @@ def test_a_node_speaks_for_its_agents_its_former_ones_and_those_it_stands_in_for
 ) -> None:
     known = directory(home, rules)
     assert {node for node in ("own", "one", "two") if may_speak_for(known, node, "job")} == may
+
+
+def test_an_agent_called_unhealthy_by_its_gateway_is_avoided_but_never_refused() -> None:
+    def ill(*nodes: str) -> RoutingDirectory:
+        unhealthy = frozenset((node, "job") for node in nodes)
+        return replace(directory(HOME, {"job": RULE}), unhealthy=unhealthy)
+
+    assert to(ill()).node == "own"
+    assert to(ill("own")) == Route("two", "fallback", True, version=1)
+    assert to(ill("own", "two")).node == "one"
+    assert to(ill("own", "two", "one")).node == "own"
+    assert to(ill("own"), me="own").node == "own"
+    assert to(ill("two"), "own").node == "one"
+    alone = replace(directory(HOME), unhealthy=frozenset({("own", "job")}))
+    assert to(alone).node == "own"

@@ -18,6 +18,7 @@ from msgspec import Meta
 from gatepost.config.bootstrap_settings import BootstrapSettings
 from gatepost.config.hub_settings import HubSettings
 from gatepost.config.loading import load_tree
+from gatepost.config.mesh_settings import MeshSettings
 from gatepost.config.monitoring_settings import AlertsSettings, LogSettings, TelemetrySettings
 from gatepost.config.section import SettingsSection
 from gatepost.config.toml_text import toml_value
@@ -521,6 +522,7 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
     limits: LimitsSettings = msgspec.field(default_factory=LimitsSettings)
     room: RoomSettings = msgspec.field(default_factory=RoomSettings)
     bootstrap: BootstrapSettings = msgspec.field(default_factory=BootstrapSettings)
+    mesh: MeshSettings = msgspec.field(default_factory=MeshSettings)
     ownership: OwnershipSettings = msgspec.field(default_factory=OwnershipSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     hub: HubSettings = msgspec.field(default_factory=HubSettings)

@@ -13,6 +13,10 @@ from gatepost.gateway.admin.route_api import RouteApi
 from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.gateway.listening.connection_guard import ConnectionGuard
+from gatepost.gateway.mesh import mesh_report
+from gatepost.gateway.mesh.mesh_report import MeshCollector
+from gatepost.gateway.mesh.mesh_service import MeshService
+from gatepost.gateway.mesh.transport_choice import create_transport
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.monitoring.peer_report import PeerReport
 from gatepost.gateway.peers import bootstrap_server, descriptor_publisher, join_server
@@ -45,7 +49,12 @@ class Peering:
     def __init__(self, core: Core, metrics: Metrics, guard: ConnectionGuard) -> None:
         self.replica = RoomReplica(core)
         self.publisher = RecordPublisher(self.replica)
-        self.links = ConnectionLinks(self.replica)
+        transport = create_transport(core.settings)
+        self.mesh: MeshService | None = None
+        if transport is not None:
+            self.mesh = MeshService(self.replica, transport, self._read_cluster_token)
+            metrics.add_collector(MeshCollector(self.mesh))
+        self.links = ConnectionLinks(self.replica, self.mesh)
         self._own_records = OwnRecordPublisher(self.publisher)
         self._agents_changed = asyncio.Event()
         core.coordinator.observe(on_agents_changed=self._note_agents_changed)
@@ -53,8 +62,10 @@ class Peering:
         self.report = PeerReport(self.replica, self.links, self._dialer)
         self._ownership = AgentOwnership(self.publisher)
         self._owner_changes = OwnerChanges(self._ownership)
-        self._room_coordinator = RoomCoordinator(self.publisher)
-        self._current_publisher = CurrentPublisher(self.replica)
+        office = None if self.mesh is None else self.mesh.office_term
+        self._room_coordinator = RoomCoordinator(self.publisher, office)
+        elect = None if self.mesh is None else self.mesh.publisher
+        self._current_publisher = CurrentPublisher(self.replica, elect)
         self.secrets = MeshSecretSharing(self.publisher, self._current_publisher)
         self._descriptors = DescriptorPublisher(self.publisher, self._current_publisher)
         self._guard = guard
@@ -84,6 +95,7 @@ class Peering:
             *mesh_secret_api.create_routes(self.secrets, self.replica),
             *descriptor_publisher.create_routes(self._descriptors, self._guard),
             *bootstrap_server.create_routes(bootstrap),
+            *mesh_report.create_routes(self.replica, self.mesh),
         ]
 
     @contextlib.asynccontextmanager
@@ -126,7 +138,8 @@ class Peering:
             ),
         ]
         try:
-            yield
+            async with self.mesh.running() if self.mesh else contextlib.nullcontext():
+                yield
         finally:
             for task in work:
                 task.cancel()
@@ -136,7 +149,13 @@ class Peering:
         """Tell peers that this gateway stops. Never raises, and is bounded in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECS):
+                if self.mesh is not None:
+                    await self.mesh.leave()
                 await self._own_records.announce_leaving()
+
+    async def _read_cluster_token(self) -> str | None:
+        secrets = await self.secrets.current_secrets()
+        return None if secrets is None else secrets.cluster_token
 
     async def _publish_own_records(self) -> None:
         if await self._dialer.has_seeds():

@@ -103,6 +103,8 @@ async def serve_until_stopped(settings: Settings) -> None:
         core.health.add_check(lambda: [archiver.problem] if archiver.problem else [])
         core.health.add_check(alerts.describe_growth)
         metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
+        if peering.mesh is not None:
+            peering.mesh.backends.local = alerts.growing_mailboxes
         app = create_app(
             operations, access, metrics, routes, peering.report.describe_peers, external
         )

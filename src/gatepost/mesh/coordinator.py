@@ -5,7 +5,7 @@ heartbeat of this node, except for one answer to a peer whose address is not pro
 claim that follows a released lease.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -25,6 +25,7 @@ from gatepost.mesh.gossip import choose_gossip
 from gatepost.mesh.members import MeshMembers
 from gatepost.mesh.mesh_time import MeshTimers
 from gatepost.mesh.messages import (
+    ANNOUNCE_BYTES,
     BackendUnhealthy,
     Heartbeat,
     IntroPoints,
@@ -39,8 +40,6 @@ from gatepost.mesh.messages import (
 from gatepost.mesh.peer_table import MeshPeer, PeerTable
 from gatepost.mesh.refusals import Refusal
 
-# All announcements have this size, so that an answer is as long as its question.
-ANNOUNCE_BYTES = 900
 _WORST_PRIORITY = 2**32 - 1
 _REPEATS = 3
 MAX_BACKENDS = 16
@@ -76,6 +75,8 @@ class MeshCoordinator:
         self.members: MeshMembers = {}
         self.cluster_token = ""
         self.bootstrap_addresses: tuple[str, ...] = ()
+        # Whether a datagram may go to an address that a peer named.
+        self.accepts_address: Callable[[str], bool] = bool
         self.last_publish_ts: int | None = None
         self.unhealthy_backends: tuple[str, ...] = ()
         self._intro_points: IntroPoints | None = None
@@ -106,8 +107,11 @@ class MeshCoordinator:
             self._intro_points, self._intro_repeats = points, _REPEATS
 
     def hint_peer(self, node: str, address: str, now: int) -> list[MeshDecision]:
-        """Somebody trusted, such as the operator or a join answer, names the address of a node."""
-        return self._follow_hint(node, address, None, now)
+        """The room, or a join answer, names the address of a node."""
+        if node not in self.members:
+            return []
+        peer = self.peers.hint_peer(node, address, None, now)
+        return [] if peer is None else self._try_hint(peer)
 
     def handle_message(
         self, message: MeshMessage, source: str, size: int, now: int
@@ -156,12 +160,13 @@ class MeshCoordinator:
             return [self._announce_to(source, peer.id)]
         return []
 
-    def _follow_hint(
-        self, node: str, address: str, by: MeshPeer | None, now: int
-    ) -> list[MeshDecision]:
-        if node not in self.members:
+    def _follow_hint(self, node: str, address: str, by: MeshPeer, now: int) -> list[MeshDecision]:
+        known = self.peers.find_peer(node)
+        if node not in self.members or (known is not None and known.is_alive):
             return []
-        peer = self.peers.hint_peer(node, address, by.id if by else None, now)
+        if not self.accepts_address(address):
+            return []
+        peer = self.peers.hint_peer(node, address, by.id, now)
         return [] if peer is None else self._try_hint(peer)
 
     def _try_hint(self, peer: MeshPeer) -> list[MeshDecision]:

@@ -17,7 +17,9 @@ from gatepost.mesh.messages import PeerAnnounce
 _FIELD = b',"signature":"'
 _END = b'"}'
 _SIGNATURE_CHARS = 88
-_TAIL_BYTES = len(_FIELD) + _SIGNATURE_CHARS + len(_END)
+# So much longer is a datagram with its signature.
+SIGNATURE_BYTES = len(_FIELD) + _SIGNATURE_CHARS + len(_END) - 1
+_TAIL_BYTES = SIGNATURE_BYTES + 1
 _CONTEXT = b"gatepost mesh datagram\0"
 
 

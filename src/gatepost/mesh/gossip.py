@@ -7,7 +7,7 @@ from gatepost.mesh.peer_table import MeshPeer
 from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES
 
 # The longest heartbeat without its known peers, and without the names of nodes.
-_HEARTBEAT_BYTES = 390
+_HEARTBEAT_BYTES = 415
 # The JSON of an entry without its texts.
 _ENTRY_OVERHEAD = 64
 

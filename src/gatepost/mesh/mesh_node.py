@@ -3,14 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
-from gatepost.mesh.coordinator import ANNOUNCE_BYTES, MeshCoordinator
+from gatepost.mesh.coordinator import MeshCoordinator
 from gatepost.mesh.datagram_judge import DatagramJudge
 from gatepost.mesh.decisions import DatagramRefused, MeshDecision, SendDatagram, SendMessage
 from gatepost.mesh.members import MeshMembers
 from gatepost.mesh.mesh_time import MeshTime
-from gatepost.mesh.messages import IntroPoints, MeshMessage, PeerAnnounce
+from gatepost.mesh.messages import IntroPoints
 from gatepost.mesh.refusals import Refusal
 
 
@@ -58,16 +56,8 @@ class MeshNode:
 
     def _seal(self, decisions: Iterable[MeshDecision], now: MeshTime) -> list[MeshDecision]:
         return [
-            SendDatagram(each.address, self._seal_message(each.message, now))
+            SendDatagram(each.address, self._judge.seal_message(each.message, now))
             if isinstance(each, SendMessage)
             else each
             for each in decisions
         ]
-
-    def _seal_message(self, message: MeshMessage, now: MeshTime) -> bytes:
-        datagram = self._judge.seal_message(message, now)
-        missing = ANNOUNCE_BYTES - len(datagram) - len(',"padding":""')
-        if isinstance(message.payload, PeerAnnounce) and missing > 0:
-            padded = replace(message.payload, padding="." * missing)
-            return self._judge.seal_message(replace(message, payload=padded), now)
-        return datagram

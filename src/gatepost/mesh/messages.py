@@ -15,6 +15,8 @@ from gatepost.events import AgentId, NodeId
 MAX_KNOWN_PEERS = 16
 MAX_INTRO_POINTS = 8
 MAX_COUNTER = 2**53 - 1
+# All announcements have this size, so that an answer is as long as its question.
+ANNOUNCE_BYTES = 900
 
 UnixSeconds = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Priority = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -120,7 +122,8 @@ TYPES: dict[type[Payload], MessageType] = {payload: type for type, payload in PA
 class Envelope(Struct, frozen=True, omit_defaults=True):
     """The payload stays undecoded until the sender and the time are known to be right.
 
-    `to` names the receiver. `cookie` is to be returned as `echo` in messages to this sender.
+    `to` names the receiver. `cookie` is to be returned as `echo` in messages to this sender. `seq`
+    makes two equal messages of one second different datagrams.
     """
 
     node_id: NodeId
@@ -130,6 +133,7 @@ class Envelope(Struct, frozen=True, omit_defaults=True):
     to: NodeId | None = None
     cookie: Cookie = ""
     echo: Cookie = ""
+    seq: Annotated[int, Meta(ge=0, le=MAX_COUNTER)] = 0
 
 
 class MeshMessage(Struct, frozen=True):
@@ -149,7 +153,7 @@ _DECODE_PAYLOAD = {
 }
 
 
-def encode_message(message: MeshMessage, timestamp: int) -> bytes:
+def encode_message(message: MeshMessage, timestamp: int, seq: int = 0) -> bytes:
     return _encode(
         Envelope(
             message.sender,
@@ -159,6 +163,7 @@ def encode_message(message: MeshMessage, timestamp: int) -> bytes:
             message.to,
             message.cookie,
             message.echo,
+            seq,
         )
     )
 

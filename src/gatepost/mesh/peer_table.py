@@ -92,7 +92,7 @@ class PeerTable:
         return peer
 
     def hint_peer(self, node: str, address: str, by: str | None, now: int) -> MeshPeer | None:
-        """Somebody names a node that is not alive here. `by` None: the operator, who pays nothing.
+        """Somebody names a node that is not alive here. `by` None: nobody pays for the tries.
 
         None if the hint tells nothing new.
         """

@@ -209,8 +209,11 @@ class RecordTables:
     def _choose_coordinator(
         self, id: str, records: list[SignedRecord]
     ) -> CoordinationRecord | None:
+        """The claim of the latest term: of the genesis, or if it permits elections of any node."""
         members = self._claims_by_members(records, CoordinationRecord)
-        claims = [claim for member, claim in members if may_write(member.role, CoordinationRecord)]
+        own = [claim for member, claim in members if may_write(member.role, CoordinationRecord)]
+        elected = [claim for member, claim in members if member.is_backbone]
+        claims = elected if any(claim.elections for claim in own) else own
         return max(claims, key=lambda claim: claim.term, default=None)
 
     def _choose_settled(self, type: type[S]) -> ChooseRecord[S]:

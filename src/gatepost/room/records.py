@@ -244,14 +244,27 @@ class RecordRetention(RoomRecord, frozen=True, kw_only=True):
     review_ms: Millis = 30 * 86_400_000
 
 
+class CoordinatorMandate(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The text and signature of a claim by which the genesis permits elections."""
+
+    record: Annotated[str, Meta(max_length=1024)]
+    signature: Annotated[str, Meta(max_length=88)]
+
+
 class CoordinationRecord(RoomRecord, frozen=True, kw_only=True):
-    """`coordination.coordinator@<nodeId>`: a node's claim to coordinate, and its settings."""
+    """`coordination.coordinator@<nodeId>`: a node's claim to coordinate, and its settings.
+
+    With `elections` in its own claim, the genesis lets the mesh elect a backbone node to
+    coordinate. The claim of an elected node shows that claim of the genesis as its `mandate`.
+    """
 
     coordinator: NodeId
     term: CoordinatorTerm
     sweep_every_seconds: Seconds
     retention: RecordRetention = RecordRetention()
     room_epoch: Epoch = 1
+    elections: bool = False
+    mandate: CoordinatorMandate | None = None
 
 
 class ReviewRecord(RoomRecord, frozen=True, kw_only=True):

@@ -77,7 +77,7 @@ def _move_room(room: SharedRoom, proof: EpochProof, records: Iterable[SignedReco
     return SharedRoom(
         room.genesis,
         author=drafter.author,
-        epoch=proven_epoch(proof, room.genesis),
+        epoch=proven_epoch(proof, room.genesis, room.epoch),
         epoch_proof=proof,
         records=records,
         leap=drafter.leap,

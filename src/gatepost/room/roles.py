@@ -4,7 +4,8 @@ The guard of the room, the view, the receiver and the API all ask this table. So
 may not do does not count, however well it is signed.
 
 A node has exactly one role. A role may do everything that the roles before it may. The coordinator
-is the genesis of the room.
+is the genesis of the room. If the genesis permits elections, a backbone node that the mesh elected
+acts as the coordinator: its claim shows the mandate of the genesis (signed_record.py).
 """
 
 from enum import IntEnum, StrEnum

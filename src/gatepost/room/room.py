@@ -122,12 +122,21 @@ class SharedRoom:
 
     def coordination_record(self) -> SignedRecord | None:
         """The latest record of the coordinator, which names the epoch of the room."""
+        claim = self.effective.coordination
+        member = None if claim is None else self.effective.nodes.get(claim.coordinator)
+        if claim is None or member is None:
+            return self.genesis_claim()
+        key = claim_key("coordinator", claim.coordinator)
+        return self.document.record_at(("coordination", key, member.public_key))
+
+    def genesis_claim(self) -> SignedRecord | None:
+        """The claim of the genesis, which may permit elections."""
         key = claim_key("coordinator", self.genesis.node)
         return self.document.record_at(("coordination", key, self.genesis.key))
 
     def note_epoch_proof(self, proof: EpochProof) -> None:
         """Remember the proof of a later epoch; RoomViolation unless it is genuine."""
-        if proven_epoch(proof, self.genesis) > self.epoch:
+        if proven_epoch(proof, self.genesis, self.epoch) > self.epoch:
             self.later_epoch_proof = proof
 
     def on_change(self, listener: RoomListener) -> Callable[[], None]:

@@ -36,7 +36,7 @@ from gatepost.room.records import (
     RevocationRecord,
     RoomRecord,
 )
-from gatepost.room.roles import may_write, role_of
+from gatepost.room.roles import Role, may_write, role_of
 
 # A version is also a Yjs clock (document.py), and yrs stores clocks in 32 bits.
 MAX_VERSION = 2**31 - 1
@@ -143,6 +143,7 @@ def open_signed_record(text: str, signature: str, chains: ChainVerifier) -> Sign
     """Parse a record and check chain and signature; raise RoomViolation if anything is wrong."""
     signed = parse_record(text, signature, chains.genesis)
     chains.verify_chain(signed.chain)
+    _verify_mandate(signed, chains)
     if not verify_signature(
         signed.public_key, _signed_bytes(text.encode()), _decode_signature(signature)
     ):
@@ -160,6 +161,7 @@ def parse_record(text: str, signature: str, genesis: Genesis) -> SignedRecord:
     data = _parse_data(statement, type)
     fields = (statement.map, statement.key, statement.version, statement.at, statement.chain)
     signed = SignedRecord(*fields, data, text, signature)
+    _check_mandate(signed, genesis)
     if data is not None and (wrong := _find_inconsistency(signed, data, genesis)):
         raise RoomViolation(f"{_record_name(signed)}: {wrong}", rule="inconsistent")
     return signed
@@ -198,12 +200,38 @@ def _check_key(statement: RecordStatement, size: int) -> type[RoomRecord]:
 def _check_role(statement: RecordStatement, type: type[RoomRecord], genesis: Genesis) -> None:
     link = statement.chain[-1]
     role = role_of(link.key, link.tier, genesis.key)
+    if type is CoordinationRecord and role is Role.BACKBONE and not statement.tombstone:
+        # It may write this with a mandate, which `_check_mandate` asks for.
+        return
     if not may_write(role, type):
         raise RoomViolation(
             f"{statement.map} {statement.key} is not for a node with the role"
             f" {role.name.lower()} to write",
             rule="role",
         )
+
+
+def _check_mandate(signed: SignedRecord, genesis: Genesis) -> None:
+    """Raise RoomViolation if a node other than the genesis coordinates without a mandate."""
+    data = signed.data
+    if not isinstance(data, CoordinationRecord) or signed.public_key == genesis.key:
+        return
+    given = None
+    if data.mandate is not None and not _is_nested(data.mandate.record):
+        given = parse_record(data.mandate.record, data.mandate.signature, genesis)
+    claim = None if given is None or given.public_key != genesis.key else given.data
+    if not (isinstance(claim, CoordinationRecord) and claim.elections):
+        raise RoomViolation(f"{_record_name(signed)} shows no mandate of the genesis", rule="role")
+
+
+def _is_nested(mandate: str) -> bool:
+    return '"mandate"' in mandate
+
+
+def _verify_mandate(signed: SignedRecord, chains: ChainVerifier) -> None:
+    data = signed.data
+    if isinstance(data, CoordinationRecord) and data.mandate is not None:
+        open_signed_record(data.mandate.record, data.mandate.signature, chains)
 
 
 def _parse_data(statement: RecordStatement, type: type[RoomRecord]) -> RoomRecord | None:

@@ -1,5 +1,7 @@
 """Decide the route of a message: to its owner, or to a fallback if the owner is offline.
 
+An agent that its own gateway called unhealthy is avoided if a healthy fallback is there.
+
 The same directory gives the same answer on every gateway. A rule for the agent takes precedence
 over a rule for its owner node.
 """
@@ -50,15 +52,24 @@ def decide_route(
     available = [node for node in fallbacks if node == me or directory.is_online(node)]
     offer = bool(fallbacks) and owner not in refused
     usable = owner is not None and owner not in refused and _can_serve(directory, me, owner, rule)
-    if (
-        owner is not None
-        and usable
-        and (owner == me or directory.is_online(owner) or not available)
-    ):
+    healthy = [node for node in available if (node, agent) not in directory.unhealthy]
+    if owner is not None and usable and _is_preferred(directory, me, agent, owner, available):
         return _make_route(owner, me, "owner", offer, rule)
     if available:
-        return _make_route(available[0], me, "fallback", usable or len(fallbacks) > 1, rule)
+        chosen = (healthy or available)[0]
+        return _make_route(chosen, me, "fallback", usable or len(fallbacks) > 1, rule)
     raise NoRoute(f"no gateway can take mail for {agent!r}: its own is gone or refused it")
+
+
+def _is_preferred(
+    directory: RoutingDirectory, me: str, agent: str, owner: str, available: list[str]
+) -> bool:
+    """Whether the owner gets the message although these fallbacks are available."""
+    if owner == me or not available:
+        return True
+    avoided = (owner, agent) in directory.unhealthy
+    healthy = any((node, agent) not in directory.unhealthy for node in available)
+    return directory.is_online(owner) and not (avoided and healthy)
 
 
 def find_owner(directory: RoutingDirectory, me: str, agent: str, hosted: bool) -> str | None:

@@ -51,12 +51,16 @@ class RoutingRule(Struct, frozen=True):
 
 
 class RoutingDirectory(Struct, frozen=True):
-    """Gateways and revoked gateways by node id, agents by agent id, rules by agent or node id."""
+    """Gateways and revoked gateways by node id, agents by agent id, rules by agent or node id.
+
+    `unhealthy` are (node, agent) pairs that their nodes reported: routing avoids them if it can.
+    """
 
     gateways: dict[str, GatewayEntry] = field(default_factory=dict)
     agents: dict[str, AgentHome] = field(default_factory=dict)
     rules: dict[str, RoutingRule] = field(default_factory=dict)
     revoked: dict[str, RevokedGateway] = field(default_factory=dict)
+    unhealthy: frozenset[tuple[str, str]] = frozenset()
 
     def is_online(self, node: str | None) -> bool:
         gateway = self.gateways.get(node) if node is not None else None
@@ -72,13 +76,16 @@ class DirectoryBuilder:
         self._agents: dict[str, AgentHome] = {}
 
     def build_directory(
-        self, view: EffectiveRecords, online: Callable[[str], bool]
+        self,
+        view: EffectiveRecords,
+        online: Callable[[str], bool],
+        unhealthy: frozenset[tuple[str, str]] = frozenset(),
     ) -> RoutingDirectory:
         """`online` tells whether a node is believed to be online."""
         if view is not self._view or view.home_changes != self._home_changes:
             self._view, self._home_changes = view, view.home_changes
             self._agents = copy_agent_homes(view)
-        return build_directory(view, online, self._agents)
+        return build_directory(view, online, self._agents, unhealthy)
 
 
 def copy_agent_homes(view: EffectiveRecords) -> dict[str, AgentHome]:
@@ -98,6 +105,7 @@ def build_directory(
     view: EffectiveRecords,
     online: Callable[[str], bool],
     agents: dict[str, AgentHome] | None = None,
+    unhealthy: frozenset[tuple[str, str]] = frozenset(),
 ) -> RoutingDirectory:
     """Take a snapshot of the room; `agents` are its agents, if they were copied before."""
     gateways = {
@@ -119,4 +127,4 @@ def build_directory(
         node: RevokedGateway(key, last_seq)
         for (node, key), last_seq in view.membership.last_honoured_seqs().items()
     }
-    return RoutingDirectory(gateways, agents, rules, revoked)
+    return RoutingDirectory(gateways, agents, rules, revoked, unhealthy)

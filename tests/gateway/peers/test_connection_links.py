@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -11,11 +12,13 @@ from msgspec import structs
 
 from gatepost.delivery.frames import HelloFrame, SubscribeFrame, decode_frame, encode_frame
 from gatepost.errors import GatepostError, LinkError
+from gatepost.gateway.mesh.mesh_service import MeshService
 from gatepost.gateway.peers.connection import PeerConnection
-from gatepost.gateway.peers.connection_links import ConnectionLinks
+from gatepost.gateway.peers.connection_links import ConnectionLinks, RoomPresence
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.mesh.peer_states import PeerState
 from gatepost.room import RecordAuthor, sign_admission
 from gatepost.room.signed_record import sign_record
 from gatepost.routing import RoutingDirectory
@@ -194,3 +197,33 @@ async def test_without_a_room_the_directory_stays_empty(state: Path, clock: Manu
         links = ConnectionLinks(RoomReplica(operations.core))
         await links._refresh_directory()
         assert links.directory == RoutingDirectory()
+
+
+class _Word:
+    """A mesh that says one thing about everybody."""
+
+    def __init__(self, state: PeerState | None) -> None:
+        self.state = state
+
+    def peer_state(self, node: str) -> PeerState | None:
+        return self.state
+
+
+async def test_the_word_of_the_mesh_counts_before_that_of_a_silent_socket(
+    replica: RoomReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspect_secs = replica.core.settings.mesh.suspect_secs
+    now = asyncio.get_running_loop().time()
+
+    def is_online(state: PeerState | None, silent_secs: float | None) -> bool:
+        found = [] if silent_secs is None else [SimpleNamespace(node="bob")]
+        for each in found:
+            each.heard_at = now - (silent_secs or 0)
+        monkeypatch.setattr(replica, "connections", found)
+        return RoomPresence(replica, cast(MeshService, _Word(state))).is_online("bob")
+
+    for state in (PeerState.SUSPECT, PeerState.DEAD):
+        assert not is_online(state, None)
+        assert not is_online(state, suspect_secs + 1)
+        assert is_online(state, suspect_secs / 2)
+    assert is_online(None, suspect_secs + 1) and not is_online(None, None)

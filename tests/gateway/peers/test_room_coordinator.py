@@ -10,13 +10,18 @@ from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_coordinator import RoomCoordinator
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.gateway.peers.welcome_header import Welcome
+from gatepost.mesh.messages import Term
 from gatepost.room import (
+    CoordinationRecord,
+    CoordinatorMandate,
+    CoordinatorTerm,
     InviteRecord,
     KnownOwner,
     RecordAuthor,
     SharedRoom,
     sign_admission,
 )
+from gatepost.room.epoch_proof import MAX_ELECTED_LEAD, make_epoch_proof
 from gatepost.room.signed_record import sign_record
 from gatepost.testing import ManualClock
 from gatepost.wire import Tier
@@ -193,3 +198,83 @@ async def test_a_proven_epoch_is_followed_and_its_proof_kept(
         again = RoomReplica(operations.core)
         await again.load_room()
         assert (again.current_room.epoch, again.current_room.epoch_proof) == (7, proof_of(7))
+
+
+async def test_an_elected_node_coordinates_with_the_mandate_of_the_genesis_only(
+    replica: RoomReplica, publisher: RecordPublisher
+) -> None:
+    office: Term | None = None
+    coordinator = RoomCoordinator(publisher, lambda: office)
+    # The genesis is not elected, and permits elections all the same.
+    await coordinator.sweep_when_due()
+    room = replica.current_room
+    genesis_claim = room.genesis_claim()
+    assert genesis_claim is not None and not coordinator.is_coordinator()
+    bob = Coordinated(publisher).admit("bob")
+    claim = CoordinationRecord(
+        coordinator="bob",
+        term=CoordinatorTerm(counter=5, node="bob"),
+        sweep_every_seconds=60,
+        mandate=CoordinatorMandate(genesis_claim.text, genesis_claim.signature),
+    )
+    slot = ("coordination", "coordinator@bob")
+    without = sign_record(bob, *slot, 1, 1, replace(claim, mandate=None))
+    with pytest.raises(RoomViolation, match="mandate"):
+        room.apply_update(update(without), "peer")
+    forged = CoordinatorMandate(genesis_claim.text, without.signature)
+    with pytest.raises(RoomViolation, match="signed"):
+        room.apply_update(update(sign_record(bob, *slot, 1, 1, replace(claim, mandate=forged))), "")
+    room.apply_update(update(sign_record(bob, *slot, 1, 1, claim)), "peer")
+    assert coordinator.current_claim() == claim
+    # A later term replaces it. A claim of an earlier one changes nothing.
+    office = Term(6, "ann")
+    await coordinator.sweep_when_due()
+    assert coordinator.is_coordinator() and coordinator.current_claim().coordinator == "ann"
+    late = replace(claim, room_epoch=2)
+    room.apply_update(update(sign_record(bob, *slot, 2, 1, late)), "peer")
+    await replica.follow_epoch()
+    assert (coordinator.current_claim().coordinator, replica.current_room.epoch) == ("ann", 1)
+
+
+async def test_claims_of_elected_nodes_end_when_the_genesis_leaves_the_mesh(
+    replica: RoomReplica, publisher: RecordPublisher
+) -> None:
+    await RoomCoordinator(publisher, lambda: None).sweep_when_due()
+    room = replica.current_room
+    genesis_claim = room.genesis_claim()
+    assert genesis_claim is not None
+    bob = Coordinated(publisher).admit("bob")
+    claim = CoordinationRecord(
+        coordinator="bob",
+        term=CoordinatorTerm(counter=5, node="bob"),
+        sweep_every_seconds=60,
+        mandate=CoordinatorMandate(genesis_claim.text, genesis_claim.signature),
+    )
+    signed = sign_record(bob, "coordination", "coordinator@bob", 1, 1, claim)
+    room.apply_update(update(signed), "peer")
+    alone = RoomCoordinator(publisher)
+    assert alone.current_claim().coordinator == "bob"
+    await alone.sweep()
+    assert alone.current_claim().coordinator == "ann"
+    assert (await alone.rotate()).epoch == 2
+
+
+async def test_an_elected_coordinator_proves_no_epoch_far_ahead(
+    replica: RoomReplica, publisher: RecordPublisher
+) -> None:
+    await RoomCoordinator(publisher, lambda: None).sweep_when_due()
+    room = replica.current_room
+    genesis_claim = room.genesis_claim()
+    assert genesis_claim is not None
+    bob = Coordinated(publisher).admit("bob")
+    for epoch in (2 + MAX_ELECTED_LEAD, 2**31 - 1):
+        claim = CoordinationRecord(
+            coordinator="bob",
+            term=CoordinatorTerm(counter=5, node="bob"),
+            sweep_every_seconds=60,
+            room_epoch=epoch,
+            mandate=CoordinatorMandate(genesis_claim.text, genesis_claim.signature),
+        )
+        signed = sign_record(bob, "coordination", "coordinator@bob", 1, 1, claim)
+        with pytest.raises(RoomViolation, match="too far"):
+            room.note_epoch_proof(make_epoch_proof(signed))

@@ -122,6 +122,10 @@ class BacklogAlerts:
     def growing_backlogs(self) -> Iterable[BacklogKey]:
         return self._detector.alarms
 
+    def growing_mailboxes(self) -> list[str]:
+        """The agents that do not keep up with their mail."""
+        return [name for what, name in self.growing_backlogs if what == "mailbox"]
+
     def describe_growth(self) -> list[str]:
         return [f"the backlog of {what} {name} grows" for what, name in self.growing_backlogs]
 

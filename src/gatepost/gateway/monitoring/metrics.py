@@ -40,6 +40,10 @@ class Metrics:
         """Show these counts from now on: violations of the room by rule."""
         self._incidents.counts = incidents
 
+    def add_collector(self, collector: Collector) -> None:
+        """Show further metrics from now on."""
+        self._registry.register(collector)
+
     @contextlib.contextmanager
     def track_peer(self) -> Iterator[None]:
         with self._peer_gauge.track_inprogress():

@@ -14,11 +14,13 @@ from gatepost.delivery.links.peer_presence import PeerPresence
 from gatepost.errors import GatepostError
 from gatepost.events import encrypted_size
 from gatepost.gateway.core import Core
+from gatepost.gateway.mesh.mesh_service import MeshService
 from gatepost.gateway.peers.blob_files import BlobFiles
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.gateway.peers.own_records import NodeStatus
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.journal import Tx
+from gatepost.mesh.peer_states import PeerState
 from gatepost.room import RoomMember
 from gatepost.room.roles import Act
 from gatepost.routing import DirectoryBuilder, RoutingDirectory
@@ -35,12 +37,13 @@ _QUEUE_SLACK_BYTES = 16 << 20
 class ConnectionLinks:
     """Every connection to another gateway carries a link."""
 
-    def __init__(self, keeper: RoomReplica) -> None:
+    def __init__(self, keeper: RoomReplica, mesh: MeshService | None = None) -> None:
         self._keeper = keeper
+        self._mesh = mesh
         self._core = core = keeper.core
         self._links: dict[PeerConnection, PeerLink] = {}
         self._seen_changes = -1
-        self._presence = RoomPresence(keeper)
+        self._presence = RoomPresence(keeper, mesh)
         self.directory = RoutingDirectory()
         self._builder = DirectoryBuilder()
         settings = PeerLinkSettings(
@@ -128,8 +131,9 @@ class ConnectionLinks:
     async def _refresh_directory(self) -> None:
         if self._keeper.room is None:
             return
+        unhealthy = self._mesh.unhealthy_agents() if self._mesh else frozenset()
         directory = self._builder.build_directory(
-            self._keeper.room.effective, self._presence.is_online
+            self._keeper.room.effective, self._presence.is_online, unhealthy
         )
         if directory != self.directory:
             room_changed = self._core.coordinator.room_changed
@@ -174,10 +178,15 @@ class LinkedCore:
 
 
 class RoomPresence:
-    """Which gateways are believed to be online: connected, or heard of not long ago."""
+    """Which gateways are believed to be online: connected, or heard of not long ago.
 
-    def __init__(self, keeper: RoomReplica) -> None:
+    The mesh knows sooner than a connection that times out. A connection counts against its word
+    only if something came over it lately.
+    """
+
+    def __init__(self, keeper: RoomReplica, mesh: MeshService | None = None) -> None:
         self._keeper = keeper
+        self._mesh = mesh
         self._clock = keeper.core.clock
         offline_ms = int(keeper.core.settings.delivery.offline_secs * 1000)
         self._presence = PeerPresence(offline_ms, _HEARTBEAT_MS)
@@ -190,8 +199,18 @@ class RoomPresence:
         member = keeper.current_room.effective.nodes.get(node)
         if member is not None:
             self._presence.note_heartbeat(node, member.record.last_heartbeat_at, now)
-        if node == keeper.core.node.id or any(c.node == node for c in keeper.connections):
+        if node == keeper.core.node.id:
+            return True
+        state = None if self._mesh is None else self._mesh.peer_state(node)
+        if state in (PeerState.SUSPECT, PeerState.DEAD):
+            return self._is_heard(node)
+        if any(c.node == node for c in keeper.connections):
             return True
         if member is None or member.record.status == "offline":
             return False
-        return self._presence.is_online(node, now)
+        return state is PeerState.ALIVE or self._presence.is_online(node, now)
+
+    def _is_heard(self, node: str) -> bool:
+        """Whether a connection brought something within the time after which silence counts."""
+        since = asyncio.get_running_loop().time() - self._keeper.core.settings.mesh.suspect_secs
+        return any(c.node == node and c.heard_at > since for c in self._keeper.connections)

@@ -208,7 +208,7 @@ class RoomReplica:
     async def catch_up_to(self, proof: EpochProof) -> None:
         """Move to the later document that a peer has proved, if we missed the rotation."""
         room = self.current_room
-        if proven_epoch(proof, room.genesis) > room.epoch:
+        if proven_epoch(proof, room.genesis, room.epoch) > room.epoch:
             if self.liveness.was_away_for(_TOMBSTONE_MS):
                 # Owners may have taken their claims back, and no tombstone tells it any more.
                 room.owners.forget_all()
@@ -259,7 +259,7 @@ class RoomReplica:
 
     def check_welcome(self, welcome: Welcome, issuer_key: bytes) -> None:
         """Raise Forbidden unless the peer admits this node by it, or we are in its room already."""
-        _check_epoch(welcome, 1 if self.room is None else self.room.epoch)
+        _check_epoch(welcome, None if self.room is None else self.room.epoch)
         if self.room is not None and self.room.genesis == welcome.genesis:
             return
         chain = welcome.chain
@@ -311,6 +311,12 @@ class RoomReplica:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def note_liveness(self) -> None:
+        """The mesh learned that a member is alive or not: whoever waits looks again."""
+        self.change_count += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     async def wait_for_change(self, count: int, secs: float) -> None:
         """Return once `change_count` differs from `count`, or time is up."""
         with suppress(TimeoutError):
@@ -319,12 +325,12 @@ class RoomReplica:
                     await self._changed.wait()
 
 
-def _check_epoch(welcome: Welcome, known_epoch: int) -> None:
-    """Raise unless the coordinator has signed a later epoch than the one we know."""
-    if welcome.epoch <= known_epoch:
+def _check_epoch(welcome: Welcome, known_epoch: int | None) -> None:
+    """Raise unless the coordinator has signed a later epoch than the one we know, if any."""
+    if welcome.epoch <= (known_epoch or 1):
         return
-    proof = welcome.epoch_proof
-    if proof is None or proven_epoch(proof, welcome.genesis) != welcome.epoch:
+    proof, known = welcome.epoch_proof, known_epoch or welcome.epoch
+    if proof is None or proven_epoch(proof, welcome.genesis, known) != welcome.epoch:
         raise Forbidden(f"the peer names epoch {welcome.epoch} of the room without a proof")
 
 

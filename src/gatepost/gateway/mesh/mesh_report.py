@@ -1,0 +1,118 @@
+"""The state of the mesh for people and monitoring: GET /v1/mesh, and metrics."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gatepost.gateway.api.mesh_views import MeshPeerView, MeshStatusView
+from gatepost.gateway.api.route_decorators import get
+from gatepost.gateway.mesh.mesh_service import MeshService
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.mesh.mesh_node import MeshNode
+from gatepost.mesh.messages import MeshRole
+from gatepost.mesh.peer_states import PeerState
+from gatepost.mesh.peer_table import MeshPeer
+
+
+def describe_mesh(replica: RoomReplica, mesh: MeshService | None) -> MeshStatusView:
+    node = replica.core.node.id
+    if mesh is None:
+        genesis = None if replica.room is None else replica.room.genesis.node
+        return MeshStatusView(node, "off", genesis)
+    if mesh.node is None:
+        return MeshStatusView(node, replica.core.settings.mesh.transport, None, "waiting")
+    core, election = mesh.node.coordinator, mesh.node.coordinator.election
+    return MeshStatusView(
+        node,
+        replica.core.settings.mesh.transport,
+        election.publisher,
+        election.state.value,
+        mesh.transport.local_address,
+        core.identity.priority,
+        core.identity.may_lead,
+        election.honoured,
+        _describe_peers(mesh.node),
+        election.takeovers,
+        mesh.suspicions,
+        mesh.transport.counts.sent,
+        mesh.node.received,
+        {refusal.value: count for refusal, count in sorted(mesh.node.refused.items())},
+    )
+
+
+def _describe_peers(node: MeshNode) -> list[MeshPeerView]:
+    core = node.coordinator
+    return [
+        _describe_peer(peer, core.members[peer.id].may_lead)
+        for peer in sorted(core.peers, key=lambda peer: peer.id)
+        if peer.id in core.members
+    ]
+
+
+def _describe_peer(peer: MeshPeer, may_lead: bool) -> MeshPeerView:
+    now = asyncio.get_running_loop().time()
+    return MeshPeerView(
+        peer.id,
+        peer.state.value,
+        (MeshRole.PUBLISHER if peer.is_publisher else MeshRole.STANDBY).value,
+        may_lead,
+        peer.address,
+        peer.priority,
+        peer.term,
+        round(max(0.0, now - peer.heard_at / 1000), 3),
+    )
+
+
+def create_routes(replica: RoomReplica, mesh: MeshService | None) -> list[Any]:
+    @get("/v1/mesh", summary="Who is alive, and who leads")
+    async def show() -> MeshStatusView:
+        return describe_mesh(replica, mesh)
+
+    return [show]
+
+
+class MeshCollector(Collector):
+    """Metrics of a gateway that is in a mesh."""
+
+    def __init__(self, mesh: MeshService) -> None:
+        self._mesh = mesh
+
+    def collect(self) -> Iterator[Metric]:
+        if (node := self._mesh.node) is None:
+            return
+        election = node.coordinator.election
+        counter = 0 if election.honoured is None else election.honoured.counter
+        yield _gauge("term", "Counter of the term of the publisher.", counter)
+        yield _gauge("publisher", "1 while this gateway leads.", election.is_publisher)
+        yield self._peers(node)
+        yield _counter("takeovers", "Times this gateway became publisher.", election.takeovers)
+        yield _counter("suspicions", "Peers that fell silent.", self._mesh.suspicions)
+        yield _counter("datagrams_received", "Datagrams that came.", node.received)
+        yield _counter("datagrams_sent", "Datagrams sent.", self._mesh.transport.counts.sent)
+        yield self._refused(node)
+
+    def _peers(self, node: MeshNode) -> Metric:
+        counts = Counter(peer.state for peer in node.coordinator.peers)
+        family = GaugeMetricFamily("gatepost_mesh_peers", "Peers by state.", labels=["state"])
+        for state in (PeerState.HINTED, PeerState.ALIVE, PeerState.SUSPECT, PeerState.DEAD):
+            family.add_metric([state.value], counts[state])
+        return family
+
+    def _refused(self, node: MeshNode) -> Metric:
+        text = "Datagrams that did not count, by reason."
+        family = CounterMetricFamily("gatepost_mesh_refused", text, labels=["reason"])
+        for refusal, count in sorted(node.refused.items()):
+            family.add_metric([refusal.value], count)
+        return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"gatepost_mesh_{name}", text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"gatepost_mesh_{name}", text, value=float(value))

@@ -1,0 +1,261 @@
+"""The mesh in the process: it receives, ticks, and applies the decisions of the core."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+from msgspec.structs import replace
+
+from gatepost.config import is_loopback
+from gatepost.gateway.core import Core
+from gatepost.gateway.mesh.backend_health import BackendHealth
+from gatepost.gateway.mesh.room_addresses import (
+    RoomAddresses,
+    is_own_address,
+    is_usable,
+    split_host,
+)
+from gatepost.gateway.mesh.room_members import (
+    kept_members,
+    list_members,
+    make_timers,
+    own_identity,
+)
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.journal import Tx
+from gatepost.mesh.address_cookie import AddressCookies
+from gatepost.mesh.coordinator import MAX_BACKENDS, MeshCoordinator
+from gatepost.mesh.datagram_judge import DatagramJudge
+from gatepost.mesh.datagram_signature import NodeKeySigner
+from gatepost.mesh.decisions import (
+    BackendReported,
+    ElectionChanged,
+    MeshDecision,
+    PeerStatusChanged,
+    SendDatagram,
+)
+from gatepost.mesh.members import MeshMembers
+from gatepost.mesh.mesh_node import MeshNode
+from gatepost.mesh.mesh_time import MeshTime
+from gatepost.mesh.messages import Term
+from gatepost.mesh.peer_states import PeerState
+from gatepost.mesh.transports.transport import DatagramTransport
+from gatepost.room import RoomChange
+
+log = logging.getLogger(__name__)
+
+_SECRET_BYTES = 32
+# A lost datagram must not delay a handover: the release is sent so often.
+_RELEASES, _RELEASE_PAUSE_SECS = 3, 0.05
+_TERM_FACT = "mesh_term"
+_UPSERT_FACT = "INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)"
+_MEMBER_MAPS = {"nodes", "standing"}
+_FAILURE = "a heartbeat of the mesh failed"
+
+ReadClusterToken = Callable[[], Awaitable[str | None]]
+
+
+class MeshService:
+    """`read_token` returns the cluster token of the room, if this gateway knows it."""
+
+    def __init__(
+        self, replica: RoomReplica, transport: DatagramTransport, read_token: ReadClusterToken
+    ) -> None:
+        self._replica = replica
+        self._core: Core = replica.core
+        self._settings = self._core.settings.mesh
+        self.transport = transport
+        self._read_token = read_token
+        self._tokens: tuple[str, ...] = ()
+        self._members: MeshMembers = {}
+        self.timers = make_timers(self._settings)
+        self.backends = BackendHealth(self.timers.suspect_ms)
+        self._addresses = RoomAddresses(self.timers.takeover_ms)
+        self.suspicions = 0
+        self.node: MeshNode | None = None
+        self._room_key = b""
+        replica.watch_changes(self._note_change)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.transport.start(self._receive)
+        self._publish_address()
+        pause = self.timers.heartbeat_ms / 1000
+        loops = self._core.background
+        work = asyncio.create_task(loops.repeat_forever(pause, self._beat, _FAILURE))
+        try:
+            yield
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await self.transport.close()
+
+    async def leave(self) -> None:
+        """Hand over at once: this gateway stops."""
+        if self.node is None:
+            return
+        decisions = self.node.release_lease(self._now())
+        for _ in range(_RELEASES):
+            self._send_datagrams(decisions)
+            await asyncio.sleep(_RELEASE_PAUSE_SECS)
+
+    # -- the word of the mesh
+
+    def office_term(self) -> Term | None:
+        """The term in which this node is publisher; None if it is not."""
+        election = None if self.node is None else self.node.coordinator.election
+        return election.honoured if election is not None and election.is_publisher else None
+
+    def publisher(self) -> str | None:
+        """The node that leads, as far as this one knows."""
+        return None if self.node is None else self.node.coordinator.election.publisher
+
+    def peer_state(self, node: str) -> PeerState | None:
+        """Whether a node is alive; None if the mesh has not heard of it yet."""
+        peer = None if self.node is None else self.node.coordinator.peers.find_peer(node)
+        return peer.state if peer is not None and peer.is_authenticated else None
+
+    def unhealthy_agents(self) -> frozenset[tuple[str, str]]:
+        return self.backends.unhealthy_agents(self._now().steady_ms)
+
+    # -- the loop
+
+    async def _beat(self) -> None:
+        await self._enter_room()
+        if self.node is None:
+            return
+        coordinator = self.node.coordinator
+        coordinator.unhealthy_backends = tuple(self.backends.local())[:MAX_BACKENDS]
+        self._follow_room_term()
+        self._try_room_addresses()
+        self._apply(self.node.tick(self._now()))
+
+    async def _enter_room(self) -> None:
+        """Be a node of the room's mesh, with the room's cluster token."""
+        room = self._replica.room
+        if room is None:
+            return
+        if self.node is None or self._room_key != room.genesis.key:
+            self._room_key = room.genesis.key
+            self.node = await self._create_node()
+        self._follow_members()
+        await self._follow_token()
+
+    def _note_change(self, change: RoomChange | None) -> None:
+        if change is None or any(signed.map in _MEMBER_MAPS for signed in change.changed):
+            self._follow_members()
+
+    def _follow_members(self) -> None:
+        room = self._replica.room
+        if self.node is None or room is None or room.genesis.key != self._room_key:
+            return
+        identity = own_identity(room, self._core.node.id, self._settings)
+        self.node.coordinator.change_identity(identity)
+        members = {**kept_members(self._members, room), **list_members(room)}
+        if members != self._members:
+            self._members = members
+            self._apply(self.node.set_members(members, self._now()))
+
+    def _publish_address(self) -> None:
+        """Let the room know where this gateway takes datagrams."""
+        if is_own_address(self.transport.local_address):
+            udp = self.transport.local_address
+            self._replica.transport = replace(self._replica.transport, udp=udp)
+
+    def _accepts_address(self, address: str) -> bool:
+        on_loopback = is_loopback(split_host(self.transport.local_address))
+        allowed = on_loopback or self._core.settings.room.dial_loopback
+        return is_usable(address, allow_loopback=allowed)
+
+    def _try_room_addresses(self) -> None:
+        """Announce this node to members that are not alive, at the addresses they published."""
+        assert self.node is not None
+        now = self._now()
+        for node, address in self._addresses.due_addresses(
+            self._replica.current_room, now.steady_ms
+        ):
+            if self.peer_state(node) is not PeerState.ALIVE and self._accepts_address(address):
+                self._addresses.note_try(node, address, now.steady_ms)
+                self._apply(self.node.hint_peer(node, address, now))
+
+    async def _create_node(self) -> MeshNode:
+        core, now = self._core, self._now()
+        honoured = await core.read(read_term)
+        cookies = AddressCookies(core.clock.random(_SECRET_BYTES))
+        identity = own_identity(self._replica.room, core.node.id, self._settings)
+        coordinator = MeshCoordinator(identity, self.timers, cookies, now.steady_ms, honoured)
+        coordinator.bootstrap_addresses = self._settings.peers
+        coordinator.accepts_address = self._accepts_address
+        signer = NodeKeySigner(core.node.key, self._room_key)
+        self._members = {}
+        self._tokens = ()
+        judge = DatagramJudge(core.node.id, signer, cookies, self.timers, now.steady_ms)
+        return MeshNode(coordinator, judge)
+
+    async def _follow_token(self) -> None:
+        """Know the cluster token; the one before it counts too, as others may be slower."""
+        token = await self._read_token()
+        if token is not None and self.node is not None and token not in self._tokens[:1]:
+            self._tokens = (token, *self._tokens[:1])
+            self.node.set_cluster_tokens(self._tokens)
+
+    def _follow_room_term(self) -> None:
+        """A term that a coordinator wrote into the room counts as heard."""
+        claim = self._replica.current_room.effective.coordination
+        if claim is not None and self.node is not None and claim.term.counter > 0:
+            term = Term(claim.term.counter, claim.term.node)
+            election = self.node.coordinator.election
+            if election.is_news(term):
+                election.hear_report(term, None, self._now().steady_ms)
+
+    def _receive(self, datagram: bytes, source: str) -> None:
+        if self.node is not None:
+            self._apply(self.node.receive(datagram, source, self._now()))
+
+    # -- decisions
+
+    def _apply(self, decisions: list[MeshDecision]) -> None:
+        self._send_datagrams(decisions)
+        for decision in decisions:
+            match decision:
+                case PeerStatusChanged():
+                    self._note_status(decision)
+                case ElectionChanged():
+                    self._note_election(decision)
+                case BackendReported():
+                    now = self._now().steady_ms
+                    self.backends.note_report(decision.node, decision.backend, now)
+
+    def _send_datagrams(self, decisions: list[MeshDecision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, SendDatagram):
+                self.transport.send(decision.address, decision.datagram)
+
+    def _note_status(self, change: PeerStatusChanged) -> None:
+        self.suspicions += change.state is PeerState.SUSPECT
+        level = logging.INFO if change.state is PeerState.ALIVE else logging.WARNING
+        log.log(level, "in the mesh, %s is %s", change.node, change.state)
+        self._replica.note_liveness()
+
+    def _note_election(self, change: ElectionChanged) -> None:
+        term = "none" if change.term is None else f"{change.term.counter} of {change.term.node}"
+        log.info("this node is %s; publisher %s, term %s", change.state, change.publisher, term)
+        if change.term is not None:
+            saved = change.term
+            self._core.submit(lambda tx: save_term(tx, saved))
+
+    def _now(self) -> MeshTime:
+        steady_ms = int(asyncio.get_running_loop().time() * 1000)
+        return MeshTime(steady_ms, self._core.clock.now() // 1000)
+
+
+def read_term(tx: Tx) -> Term | None:
+    """The term that this node honoured last; None if it never did."""
+    row = tx.fetch_one("SELECT value FROM fact WHERE name = ?", (_TERM_FACT,))
+    return None if row is None else msgspec.json.decode(row[0], type=Term)
+
+
+def save_term(tx: Tx, term: Term) -> None:
+    tx.execute(_UPSERT_FACT, (_TERM_FACT, msgspec.json.encode(term)))

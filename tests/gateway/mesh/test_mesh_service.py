@@ -1,0 +1,134 @@
+"""The mesh in a gateway: it follows the room, remembers its term, and outlives failures."""
+
+import pytest
+from msgspec.structs import replace
+
+from gatepost.events import NodeKey
+from gatepost.gateway.mesh.mesh_report import MeshCollector, describe_mesh
+from gatepost.gateway.mesh.mesh_service import MeshService, read_term
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.mesh.datagram_signature import NodeKeySigner, append_signature
+from gatepost.mesh.messages import (
+    BackendUnhealthy,
+    Heartbeat,
+    MeshMessage,
+    MeshRole,
+    Payload,
+    Term,
+    encode_message,
+)
+from gatepost.mesh.peer_states import PeerState
+from gatepost.room import RecordAuthor, sign_admission
+from gatepost.room.signed_record import sign_record
+from gatepost.wire import Tier
+from tests.gateway.mesh.memory_transport import MemoryTransport
+from tests.room.sample_records import key, node, update
+from tests.waiting import async_wait_until
+
+pytestmark = pytest.mark.anyio
+
+
+def admit(replica: RoomReplica, name: str, tier: Tier = "backbone") -> NodeKey:
+    """Another member of the room, which has no gateway."""
+    genesis, own = replica.current_room.genesis, replica.author
+    link = sign_admission(own.key, "ann", name, key(name).public, tier, 1)
+    author = RecordAuthor(key(name), (link,))
+    signed = sign_record(author, "nodes", name, 1, 1, node(author, genesis))
+    replica.current_room.apply_update(update(signed), "peer")
+    return key(name)
+
+
+def datagram(replica: RoomReplica, name: str, payload: Payload) -> bytes:
+    """A datagram of a member to ann."""
+    secs = replica.core.clock.now() // 1000
+    text = encode_message(MeshMessage(name, payload, "ann"), secs)
+    return append_signature(text, NodeKeySigner(key(name), replica.current_room.genesis.key))
+
+
+async def test_a_gateway_in_no_room_is_silent(
+    mesh: MeshService, replica: RoomReplica, transport: MemoryTransport
+) -> None:
+    await mesh._beat()
+    transport.sent.clear()
+    assert describe_mesh(replica, mesh).state == "waiting"
+    assert list(MeshCollector(mesh).collect()) == [] and not transport.sent
+
+
+async def test_a_gateway_alone_in_its_room_leads_and_remembers_its_term(
+    mesh: MeshService, replica: RoomReplica, transport: MemoryTransport
+) -> None:
+    await replica.found_room(lambda tx: None)
+    await mesh._beat()
+    assert mesh.publisher() == "ann" and mesh.office_term() == Term(1, "ann")
+    await async_wait_until(lambda: replica.core.read(read_term))
+    assert await replica.core.read(read_term) == Term(1, "ann")
+    assert [address for address, _ in transport.sent] == ["127.0.0.1:9"]
+    again = MeshService(replica, transport, mesh._read_token)
+    await again._beat()
+    assert again.office_term() == Term(2, "ann")
+
+
+async def test_a_new_member_counts_at_once_and_a_heartbeat_makes_it_alive(
+    mesh: MeshService, replica: RoomReplica
+) -> None:
+    await replica.found_room(lambda tx: None)
+    await mesh._beat()
+    admit(replica, "bob")
+    assert mesh.peer_state("bob") is None
+    beat = Heartbeat(MeshRole.STANDBY, None, (), 0, 3)
+    changes = replica.change_count
+    mesh._receive(datagram(replica, "bob", beat), "127.0.0.1:8")
+    assert mesh.peer_state("bob") is PeerState.ALIVE
+    assert replica.change_count == changes + 1
+    shown = describe_mesh(replica, mesh)
+    assert [(p.node, p.state, p.priority, p.may_lead) for p in shown.peers] == [
+        ("bob", "alive", 3, True)
+    ]
+
+
+async def test_an_agent_that_its_gateway_calls_unhealthy_is_avoided(
+    mesh: MeshService, replica: RoomReplica
+) -> None:
+    await replica.found_room(lambda tx: None)
+    await mesh._beat()
+    admit(replica, "bob", "edge")
+    mesh._receive(datagram(replica, "bob", BackendUnhealthy("bo")), "127.0.0.1:8")
+    assert mesh.unhealthy_agents() == {("bob", "bo")}
+
+
+async def test_a_gateway_that_stops_releases_its_lease_several_times(
+    mesh: MeshService, replica: RoomReplica, transport: MemoryTransport
+) -> None:
+    await replica.found_room(lambda tx: None)
+    await mesh._beat()
+    assert mesh.node is not None
+    admit(replica, "bob")
+    mesh._receive(datagram(replica, "bob", Heartbeat(MeshRole.STANDBY, None, (), 0)), "b:8")
+    peer = mesh.node.coordinator.peers.find_peer("bob")
+    assert peer is not None
+    peer.address = "b:8"
+    transport.sent.clear()
+    await mesh.leave()
+    assert len(transport.sent) == 3 and b"lease_release" in transport.sent[0][1]
+    assert mesh.office_term() is None
+
+
+async def test_a_failing_heartbeat_is_reported_and_does_not_end_the_loop(
+    mesh: MeshService, replica: RoomReplica, transport: MemoryTransport
+) -> None:
+    await replica.found_room(lambda tx: None)
+    failures = 0
+
+    def fail() -> tuple[str, ...]:
+        nonlocal failures
+        failures += 1
+        raise ValueError("no health today")
+
+    mesh.timers = replace(mesh.timers, heartbeat_ms=1)
+    mesh.backends.local = fail
+    async with mesh.running():
+        await async_wait_until(lambda: failures > 2)
+        assert "a heartbeat of the mesh failed" in replica.core.background.failing
+        mesh.backends.local = tuple
+        await async_wait_until(lambda: mesh.office_term() is not None)
+    assert not transport.is_open

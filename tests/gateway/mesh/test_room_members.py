@@ -1,0 +1,33 @@
+from gatepost.config.mesh_settings import MeshSettings
+from gatepost.gateway.mesh.room_members import kept_members, list_members, make_timers, own_identity
+from tests.room.sample_records import ROOT, author, entry, revocation, room
+
+SETTINGS = MeshSettings(priority=9, heartbeat_secs=0.5, suspect_secs=2, grace_secs=3)
+
+
+def test_backbone_nodes_may_lead_and_edges_may_not() -> None:
+    shared = room(entry(ROOT), entry(author("hub", "backbone")), entry(author("edge")))
+    members = list_members(shared)
+    assert {id: member.may_lead for id, member in members.items()} == {
+        ROOT.node: True,
+        "hub": True,
+        "edge": False,
+    }
+    assert members["edge"].public_key == author("edge").key.public
+    assert own_identity(shared, "hub", SETTINGS).may_lead
+    assert not own_identity(shared, "edge", SETTINGS).may_lead
+    assert not own_identity(shared, "stranger", SETTINGS).may_lead
+    assert list_members(None) == {}
+
+
+def test_a_member_counts_until_it_is_revoked_though_the_room_does_not_show_it_yet() -> None:
+    known = list_members(room(entry(ROOT), entry(author("hub", "backbone"))))
+    assert kept_members(known, room(entry(ROOT))) == known
+    hub = author("hub", "backbone")
+    revoked = room(entry(ROOT), entry(hub), revocation(ROOT, hub))
+    assert set(kept_members(known, revoked)) == {ROOT.node}
+
+
+def test_timers_are_in_milliseconds() -> None:
+    timers = make_timers(SETTINGS)
+    assert (timers.heartbeat_ms, timers.suspect_ms, timers.takeover_ms) == (500, 2000, 5000)
