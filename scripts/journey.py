@@ -9,7 +9,7 @@ is entered in this order.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gatepost.client._agent import Agent
+from gatepost.client._agent_workers import AgentWorkers
 from gatepost.client._client import Client
 from gatepost.client._frame_socket import FrameSocket
 from gatepost.client._mailbox_client import MailboxClient
@@ -165,9 +165,9 @@ JOURNEY = (
         "The agent takes its turn. Its ack, the reply and `processed` are one transaction.",
         (
             _S(BOB, FrameSession.take_output, "encodes the `deliver` frame for the subscriber"),
-            _S(AGENT, Agent._accept_delivery, "queues the turn behind others of its sender"),
-            _S(AGENT, Agent._take_turn, "runs one turn"),
-            _S(AGENT, Agent._call_handler, "calls the handler; its result is the reply"),
+            _S(AGENT, AgentWorkers.accept_delivery, "queues the turn behind others of its sender"),
+            _S(AGENT, AgentWorkers._take_turn, "runs one turn"),
+            _S(AGENT, AgentWorkers._call_handler, "calls the handler; its result is the reply"),
             _S(AGENT, TurnSettler.settle_turn, "settles the turn: an ack, or a nack if it failed"),
             _S(AGENT, MailboxClient.ack, "encodes the reply"),
             _S(AGENT, OperationQueue.ack, "joins the acks of one tick into one operation"),

@@ -244,7 +244,8 @@ class MailboxClient:
         deadline = self._loop.time() + timeout
         for start in range(0, len(receipts), 1000):
             op = wire.Extend(mailbox=mailbox, receipts=list(receipts[start : start + 1000]))
-            answer: Settled = await self._operations.extend(op, deadline)
+            pending = self._operations.submit_unslotted(op, deadline)
+            answer: Settled = await pending.futures[0]
             stale += [failure.subject for failure in answer.failures]
         return stale
 

@@ -38,7 +38,7 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.task_wire import NewTask, TaskReport
-from gatepost.wire import Ack, Extend, Failed, Nack, NewMessage, NewSend, Op, Operation
+from gatepost.wire import Ack, Failed, Nack, NewMessage, NewSend, Op, Operation
 
 log = logging.getLogger("gatepost.client")
 
@@ -146,15 +146,12 @@ class OperationQueue:
         """Ack or nack one turn, after the acks submitted before it."""
         return self._submit_single(SettleOperation, op, deadline).futures[0]
 
-    def extend(self, op: Extend, deadline: float) -> Future:
-        return self._submit_single(UnslottedOperation, op, deadline).futures[0]
-
     def submit_op(self, op: Op, deadline: float) -> Future:
         """Submit any other operation; the future holds its answer."""
         return self._submit_single(SingleOperation, op, deadline).futures[0]
 
     def submit_unslotted(self, op: Op, deadline: float) -> UnslottedOperation:
-        """Submit an operation that starts or stops listening."""
+        """Submit an operation that starts or stops listening, or extends turns."""
         return self._submit_single(UnslottedOperation, op, deadline)
 
     # -- outgoing

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 from litestar import Response
@@ -18,7 +18,6 @@ from gatepost.access import (
     AgentSessions,
     RefreshTokenReuse,
     Scope,
-    SourceRateLimiter,
     agent_invites,
     authorize_op,
     authorize_operation_name,
@@ -30,22 +29,20 @@ from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
 from gatepost.agent_tokens import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
 from gatepost.errors import (
     ExpiredToken,
-    Forbidden,
     GatepostError,
     InvalidRequest,
     InvalidToken,
-    Revoked,
     Unauthorized,
-    Unavailable,
 )
-from gatepost.events import check_agent_id, parse_event_id
+from gatepost.events import check_agent_id
 from gatepost.gateway.admin.agent_blobs import AgentBlobs
+from gatepost.gateway.admin.session_authority import SessionAuthority, SessionRules
+from gatepost.gateway.admin.session_calls import SessionCalls
 from gatepost.gateway.admin.status import gateway_status
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.json_input import decode_json
 from gatepost.gateway.api.local_auth import is_session_token, parse_bearer_token
-from gatepost.gateway.api.mailbox_operations import TransactionPlan
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.operator_access import OperatorAccess
 from gatepost.gateway.api.room_views import (
@@ -60,24 +57,16 @@ from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, Path
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
 from gatepost.gateway.listening.connection_guard import AnyConnection, ConnectionGuard
 from gatepost.gateway.listening.connection_pool import identify_connection
-from gatepost.hub.tasks import load_task
 from gatepost.journal import Tx
 from gatepost.mailbox.enqueue import find_mailbox
-from gatepost.task_wire import TaskAwait, TaskCancel, TaskCreate, TaskReports
 from gatepost.wire import (
-    Ack,
-    AnyAnswer,
-    Await,
     Enqueue,
     Op,
     Operation,
-    Send,
     StoredBlob,
     Subscribe,
     Unsubscribe,
 )
-
-T = TypeVar("T")
 
 INVOKE_PATH = "/ansible/agent/invoke"
 UPLOADS_PATH = "/ansible/agent/uploads"
@@ -85,9 +74,6 @@ _BASE_PATH = "/ansible/agent"
 _NO_LOCAL_TOKEN = {"open": True}
 _MAX_BODY_BYTES = 16 * 1024
 _TOUCH_EVERY_MS = 60_000
-_SELECT_SENDER = "SELECT from_agent FROM delivery WHERE event_id = ?"
-_CALLS_PER_SEC, _CALL_BURST = 200.0, 1000
-_MAX_CALLS = 64
 # Application close codes: the HTTP status that would have been, plus 4000.
 _CLOSE_CODE_BASE = 4000
 
@@ -116,9 +102,9 @@ class ExternalAgents:
         self._core = operations.core
         self._access = access
         self._sessions = AgentSessions(self._core.clock, policy)
-        self._limiter = SourceRateLimiter(_CALLS_PER_SEC, _CALL_BURST, self._core.clock)
         self._blobs = AgentBlobs(operations)
-        self._calls: dict[str, set[asyncio.Future[None]]] = {}
+        self._rules = SessionRules(operations, self._blobs)
+        self._calls = SessionCalls()
 
     # -- invites and sessions
 
@@ -159,7 +145,7 @@ class ExternalAgents:
             lambda tx: self._sessions.refresh_tokens(tx, token, attempt)
         )
         if isinstance(found, RefreshTokenReuse):
-            self._end_calls(found.ended)
+            self._calls.end_calls(found.ended)
             raise found.as_error()
         return found
 
@@ -175,17 +161,13 @@ class ExternalAgents:
             self._access.guesses.note_wrong_token(connection)
             raise
         identify_connection(connection, f"session:{session.id}")
-        self.take_call(session)
+        self._rules.take_call(session)
         if not session.is_token_used:
             # Before anything is done with it: its refresh token then cannot be asked for again.
             await self._core.commit(lambda tx: self._sessions.mark_token_used(tx, session.token_id))
         if self._core.clock.now() >= session.seen_at + _TOUCH_EVERY_MS:
             self._core.submit(lambda tx: self._sessions.touch_session(tx, session.id))
         return session
-
-    def take_call(self, session: AgentSession) -> None:
-        """Count one call against the rate limit of the session."""
-        self._limiter.take_token(session.id)
 
     async def issue_context_token(
         self, request: AnyRequest, wanted: ContextTokenRequest
@@ -207,83 +189,44 @@ class ExternalAgents:
             return await gateway_status(self._operations)
         op = decode_json(_operation_decoder, body)
         authorize_op(session, op)
-        self.admit(session, op)
-        return await self._while_allowed(
-            session, while_connected(request, self._perform(session, op))
-        )
+        self._rules.admit(session, op)
+        work = while_connected(request, self._perform(session, op))
+        return await self._calls.run_call(session.id, work)
 
     async def _perform(self, session: AgentSession, op: Op) -> Any:
         if isinstance(op, Subscribe | Unsubscribe):
             raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")
-        await self.check_subject(session, op)
+        await self._rules.check_subject(session, op)
         if isinstance(op, Enqueue) and (plan := self._operations.plan_transaction(op)):
-            return await self._core.commit(self.restrict_plan(op, plan))
+            return await self._core.commit(self._rules.restrict_plan(op, plan))
         return await self._operations.perform(op)
-
-    def admit(self, session: AgentSession, op: Op) -> None:
-        self._operations.admit_for_session(op, session.id)
-
-    def restrict_plan(self, op: Op, plan: TransactionPlan) -> TransactionPlan:
-        """Refuse mail for agents that nobody knows here: mailboxes exist for agents that exist."""
-        if not isinstance(op, Enqueue):
-            return plan
-        receivers = {message.to for message in op.messages}
-
-        def enqueue_for_known(tx: Tx) -> AnyAnswer:
-            for receiver in receivers:
-                self._core.admission.require_known(tx, receiver)
-            return plan(tx)
-
-        return enqueue_for_known
-
-    async def check_subject(self, session: AgentSession, op: Op) -> None:
-        """Refuse an operation on a message or blob that is not the agent's own."""
-        if isinstance(op, Await):
-            await self._check_sender(session, op)
-        if isinstance(op, TaskAwait | TaskCancel):
-            await self._check_task(session, op)
-        for digest in _named_blobs(op):
-            await self._blobs.find_key(session, digest)
-
-    async def _check_task(self, session: AgentSession, op: TaskAwait | TaskCancel) -> None:
-        """An agent sees the tasks it requested or executes, and cancels those it requested."""
-        task = await self._core.read(lambda tx: load_task(tx, op.task_id))
-        parties = (task.requester, task.agent) if isinstance(op, TaskAwait) else (task.requester,)
-        if session.agent_id not in parties:
-            raise Forbidden(f"this is not a task of {session.agent_id}")
 
     async def serve_socket(self, socket: AnyWebSocket, session: AgentSession) -> None:
         """Carry the frames of a session until its token expires or it is ended."""
         limits = self._operations.core.settings.limits
         life = (session.expires_at - self._core.clock.now()) / 1000
         carrier = WebSocketTransport(socket, limits.max_body_bytes)
-        authority = SessionAuthority(self, session)
+        authority = SessionAuthority(self._rules, session)
         work = carrier.run(FrameSession(self._operations, carrier.wake, authority))
         try:
             async with asyncio.timeout(life):
-                await self._while_allowed(session, work)
+                await self._calls.run_call(session.id, work)
         except TimeoutError:
             await _close_socket(socket, ExpiredToken("this token has expired; refresh it"))
         except GatepostError as error:
             await _close_socket(socket, error)
 
-    async def _check_sender(self, session: AgentSession, op: Await) -> None:
-        id = parse_event_id(op.event_id)
-        row = await self._core.read(lambda tx: tx.fetch_one(_SELECT_SENDER, (id,)))
-        if row is not None and row[0] != session.agent_id:
-            raise Forbidden(f"this message was not sent by {session.agent_id}")
-
     async def read_blob(self, request: AnyRequest, digest: str) -> AsyncIterator[bytes]:
         """The payload of a message or reply of the session's own agent, piece by piece."""
         session = await self._authorize(request, AgentEndpoint.BLOBS)
         key = await self._blobs.find_key(session, digest)
-        return self._stream_payload(session, self._core.blobs.read_payload(digest, key))
+        return self._calls.stream_pieces(session.id, self._core.blobs.read_payload(digest, key))
 
     async def store_upload(self, request: AnyRequest) -> StoredBlob:
         """Store a large payload, which the session's own agent may then send."""
         session = await self._authorize(request, AgentEndpoint.UPLOADS)
         work = self._blobs.store_upload(session, request.stream())
-        return await self._while_allowed(session, work)
+        return await self._calls.run_call(session.id, work)
 
     async def _authorize(self, request: AnyRequest, endpoint: AgentEndpoint) -> AgentSession:
         session = await self.authenticate_session(request)
@@ -291,44 +234,6 @@ class ExternalAgents:
         assert isinstance(scope, Scope), "this endpoint needs no scope"
         require_scope(session, scope)
         return session
-
-    async def _stream_payload(
-        self, session: AgentSession, pieces: Iterator[bytes]
-    ) -> AsyncIterator[bytes]:
-        """Yield the pieces as long as the session lasts."""
-        with self._register_call(session.id) as ended:
-            while piece := await asyncio.to_thread(next, pieces, b""):
-                if ended.done():
-                    raise Revoked("this session was ended; ask for a new invite")
-                yield piece
-
-    async def _while_allowed(self, session: AgentSession, work: Awaitable[T]) -> T:
-        """Await `work`, but cancel it and raise Revoked when the session ends first."""
-        task: asyncio.Future[T] = asyncio.ensure_future(work)
-        with self._register_call(session.id) as ended:
-            try:
-                await asyncio.wait((task, ended), return_when="FIRST_COMPLETED")
-                if not task.done():
-                    raise Revoked("this session was ended; ask for a new invite")
-                return await task
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    @contextlib.contextmanager
-    def _register_call(self, session: str) -> "Iterator[asyncio.Future[None]]":
-        """Yield a future that is resolved when the session ends."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        calls = self._calls.setdefault(session, set())
-        if len(calls) >= _MAX_CALLS:
-            raise Unavailable("too many calls of this session at once", retry_after=1.0)
-        calls.add(ended)
-        try:
-            yield ended
-        finally:
-            calls.discard(ended)
-            if not calls:
-                del self._calls[session]
 
     # -- for the operator
 
@@ -349,50 +254,8 @@ class ExternalAgents:
         ended = await self._core.commit(
             lambda tx: self._sessions.revoke_agent(tx, agent, "operator")
         )
-        self._end_calls(ended)
+        self._calls.end_calls(ended)
         return EndedSessions(agent, len(ended))
-
-    def _end_calls(self, sessions: Iterable[str]) -> None:
-        for session in sessions:
-            for ended in self._calls.get(session, ()):
-                if not ended.done():
-                    ended.set_result(None)
-
-
-def _named_blobs(op: Op) -> list[str]:
-    """The blobs that an operation refers to: an agent passes on none but its own."""
-    if isinstance(op, Ack):
-        return list(op.reply_refs.values())
-    if isinstance(op, TaskCreate):
-        return [new.input_ref for new in op.tasks if isinstance(new.input_ref, str)]
-    if isinstance(op, TaskReports):
-        return [each.result_ref for each in op.reports if isinstance(each.result_ref, str)]
-    messages = op.messages if isinstance(op, Send) else ()
-    return [new.payload_ref for new in messages if isinstance(new.payload_ref, str)]
-
-
-class SessionAuthority:
-    """Limits the frames of one session to its scopes, its agent and its rate."""
-
-    def __init__(self, agents: ExternalAgents, session: AgentSession) -> None:
-        self._agents = agents
-        self._session = session
-
-    def authorize(self, op: Op) -> None:
-        authorize_op(self._session, op)
-        self._agents.take_call(self._session)
-
-    def has_subject(self, op: Op) -> bool:
-        return isinstance(op, Await | TaskAwait | TaskCancel) or bool(_named_blobs(op))
-
-    async def check_subject(self, op: Op) -> None:
-        await self._agents.check_subject(self._session, op)
-
-    def restrict_plan(self, op: Op, plan: TransactionPlan) -> TransactionPlan:
-        return self._agents.restrict_plan(op, plan)
-
-    def admit(self, op: Op) -> None:
-        self._agents.admit(self._session, op)
 
 
 def has_session_token(connection: AnyConnection) -> bool:
