@@ -3,8 +3,9 @@
 vps-jane founds a room; mbp-jane and lab-jane join by invite. Agents behind all three send each
 other messages while turns fail at random, lab-jane sleeps and comes back, vps-jane is killed with
 SIGKILL, and mbp-jane is switched off so that a fallback takes over for its agent. Then the dead
-letters are replayed and the journals are counted: every message sent must have been processed or
-dead-lettered, once, in order. Finally the pipeline reads the archives.
+letters are replayed. In a second act, tasks are delegated between the gateways (delegation.py). The
+journals are counted: every message sent must have been processed or dead-lettered, once, in order,
+and every task must have one end. Finally the pipeline reads the archives.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from examples.delegation import DelegationAct, DelegationResult, build_table
 from gatepost.client import Agent, Client, Message
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
@@ -269,7 +271,7 @@ async def replay_dead_letters(town: DemoMesh) -> int:
     return replayed
 
 
-async def run_scenario(town: DemoMesh, total: int) -> tuple[int, HistoryVerdict]:
+async def run_scenario(town: DemoMesh, total: int) -> tuple[int, DelegationResult, HistoryVerdict]:
     async with run_agents(town):
         await exchange_messages(town, total)
         died = sum(g.get("/v1/status")["dead_letters"] for g in town.gateways.values())
@@ -278,12 +280,13 @@ async def run_scenario(town: DemoMesh, total: int) -> tuple[int, HistoryVerdict]
             f"  {died} messages failed four times and became dead letters, kept with their reason;"
             f" the cause is repaired, and {replayed} of them are sent again"
         )
+        delegated = await DelegationAct(town, ["architect", "builder"]).play()
+        await wait_until_drained(town)
     await wait_until_archived(town)
     for gateway in town.gateways.values():
         await asyncio.to_thread(gateway.stop)
-    return replayed, check_history(
-        [_read_gateway_journal(gateway) for gateway in town.gateways.values()]
-    )
+    journals = [_read_gateway_journal(gateway) for gateway in town.gateways.values()]
+    return replayed, delegated, check_history(journals)
 
 
 async def wait_until_archived(town: DemoMesh) -> None:
@@ -347,7 +350,7 @@ def print_counts(
 ) -> bool:
     """Print the counts; returns whether every message is accounted for."""
     truth = verdict.counts
-    replies = truth.sent - total - replayed
+    replies = truth.sent - total - replayed - truth.task_requests
     doubled = sum(1 for turns in town.turns.values() if turns > 1)
     table = Table(title="Every message, counted from the gateways' journals", title_justify="left")
     table.add_column("", justify="left")
@@ -356,6 +359,7 @@ def print_counts(
         ("messages that agents sent", total),
         ("replies to them", replies),
         ("dead letters sent again, as new messages", replayed),
+        ("requests and cancellations of tasks", truth.task_requests),
         ("[bold]sent in all[/]", truth.sent),
         ("processed: the receiver's turn has ended", truth.processed),
         ("dead letters: failed four times, kept with their reason", truth.dead_lettered),
@@ -379,17 +383,20 @@ def print_counts(
     return fine and town.kills == 1 and town.taken_over > 0
 
 
-def print_verdict(counted: bool, audited: bool | None, page_at: Path) -> bool:
+def print_verdict(
+    counted: bool, audited: bool | None, page_at: Path, delegated: bool = True
+) -> bool:
     """Print the path of the report, and last of all whether everything went well."""
     if audited is not None:
         console.print(f"Report: {page_at}")
-    if counted and audited is not False:
+    if counted and delegated and audited is not False:
         more = "" if audited is None else ", and the audit found every promise kept"
         console.print(
             f"[green]Every message is accounted for: none lost, none done twice{more}.[/]"
         )
         return True
     found = [] if counted else ["the count above does not add up"]
+    found += [] if delegated else ["the delegated work did not go as it should"]
     found += ["the audit found broken promises"] if audited is False else []
     console.print(f"[red]Something went wrong: {'; '.join(found)}.[/]")
     return False
@@ -420,11 +427,12 @@ def main() -> int:
         )
         town.join_gateways()
         started = time.monotonic()
-        replayed, verdict = asyncio.run(run_scenario(town, total))
+        replayed, delegated, verdict = asyncio.run(run_scenario(town, total))
         counted = print_counts(town, total, replayed, verdict, time.monotonic() - started)
+        console.print(build_table(delegated))
         page_at = cache / "demo-report.html"
         audited = None if options.no_pipeline else run_pipeline(town, page_at)
-        fine = print_verdict(counted, audited, page_at)
+        fine = print_verdict(counted, audited, page_at, delegated.fine)
     return 0 if fine else 1
 
 

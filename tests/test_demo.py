@@ -3,8 +3,56 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from examples import demo
+from examples.delegation import DelegationResult, build_table
+
+
+def test_work_that_did_not_go_as_it_should_is_in_the_verdict(tmp_path: Path) -> None:
+    with demo.console.capture() as said:
+        assert not demo.print_verdict(True, True, tmp_path, delegated=False)
+    assert "the delegated work did not go as it should" in " ".join(said.get().split())
+
+
+def seen(**changed: object) -> DelegationResult:
+    return replace(
+        DelegationResult(
+            installed={"architect": "installed", "builder": "installed"},
+            states=["pending", "running", "completed"],
+            eta_seconds=5.0,
+            progress=[0.0, 0.5, 1.0],
+            result={"verdict": "fine"},
+            broken="contract_mismatch",
+            stalled="cancelled",
+            reviews={"contract_mismatch": "1", "eta_breach": "2"},
+        ),
+        **changed,
+    )
+
+
+def test_the_table_of_delegated_work_says_what_happened() -> None:
+    with demo.console.capture() as said:
+        demo.console.print(build_table(seen()))
+    text = said.get()
+    for words in ("promised within 5 s", "50%", "contract_mismatch", "eta_breach", "architect"):
+        assert words in text
+    assert seen().fine
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"installed": {"architect": "pending"}},
+        {"progress": [0.0, 1.0]},
+        {"result": None},
+        {"broken": "completed"},
+        {"stalled": "completed"},
+        {"reviews": {"eta_breach": "2"}},
+    ],
+)
+def test_delegated_work_is_fine_only_if_all_of_it_is(changed: dict[str, object]) -> None:
+    assert not seen(**changed).fine
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,19 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from examples import demo
+from examples.delegation import DelegationResult
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.verification import verify_archive
 from gatepost.pipeline.jobs.audit import audit_archive
+from gatepost.pipeline.jobs.pipeline import update_tables
+from gatepost.pipeline.small_tables import open_table
+from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.transport import LocalTransport
 from gatepost.testing.history import HistoryVerdict
 
@@ -29,8 +34,9 @@ def test_the_archives_of_real_gateways_keep_every_promise(
     caplog.set_level(logging.CRITICAL, "gatepost.client")
     town = demo.DemoMesh(tmp_path, seed=5)
     total = count(180, 3000)
-    verdict = played(town, total)
+    delegated, verdict = played(town, total)
     assert verdict.ok, verdict
+    assert delegated.fine, delegated
     assert town.kills == 1
     assert town.taken_over > 0
     assert list(verify_archive(ArchiveStore.open(str(town.archive)))) == []
@@ -38,12 +44,36 @@ def test_the_archives_of_real_gateways_keep_every_promise(
     assert (found.violations, found.keys) == ({}, "room")
     # A message, its acceptance and its end at least, of everything sent.
     assert found.events >= 3 * total
+    check_tables_of_tasks(str(town.archive), str(tmp_path / "tables"), delegated)
 
 
-def played(town: demo.DemoMesh, total: int) -> HistoryVerdict:
+def check_tables_of_tasks(archive: str, tables: str, delegated: DelegationResult) -> None:
+    """The tables of tasks come from the hub's own events, and find the reviews it has open."""
+    update_tables(LocalTransport(), archive, tables)
+    tasks = [row for row in all_rows(tables, schemas.TASKS) if row["capability_id"] == "review"]
+    assert sorted(row["state"] for row in tasks) == ["cancelled", "completed", "failed"]
+    assert all(row["eta_at"] and row["node"] == "vps-jane" for row in tasks)
+    skills = [row for row in all_rows(tables, schemas.TASKS) if row["task_type"]]
+    assert {row["to_agent"] for row in skills} == {"architect", "builder", "tester"}
+    assert "review" in {row["capability_id"] for row in all_rows(tables, schemas.PACES)}
+    (eta,) = (row for row in all_rows(tables, schemas.ETA) if row["capability_id"] == "review")
+    assert (eta["completed"], eta["promised_seconds"] > 0) == (1, True)
+    reviews = all_rows(tables, schemas.REVIEWS)
+    ids = {row["class"]: row["review_id"] for row in reviews if row["capability_id"] == "review"}
+    assert ids == delegated.reviews, "one item for one misfire, whoever finds it"
+
+
+def all_rows(tables: str, table: schemas.TableSpec) -> list[dict[str, Any]]:
+    opened = open_table(tables, table)
+    assert opened is not None, table.name
+    found: list[dict[str, Any]] = opened.to_pyarrow_table().to_pylist()
+    return found
+
+
+def played(town: demo.DemoMesh, total: int) -> tuple[DelegationResult, HistoryVerdict]:
     with contextlib.ExitStack() as running:
         for gateway in town.gateways.values():
             running.enter_context(gateway)
         town.join_gateways()
-        _, verdict = asyncio.run(demo.run_scenario(town, total))
-    return verdict
+        _, delegated, verdict = asyncio.run(demo.run_scenario(town, total))
+    return delegated, verdict

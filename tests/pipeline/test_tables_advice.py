@@ -72,14 +72,15 @@ def test_a_misfire_is_counted_by_its_class() -> None:
         case(3, "completed", eta_at=T + 8, task_ended_at=T + 9),
         case(5, "running", eta_at=T + 9_999),
         case(6, "running", eta_at=T + 10_000),
-        case(7, "cancelled", eta_at=T + 1),
+        case(7, "cancelled", eta_at=T + 9, task_ended_at=T + 8),
+        case(9, "cancelled", eta_at=T + 1, task_ended_at=T + 8),
         case(8, "completed", ended_at=T + 700_000),
         case(8, "completed") | {"task_state": None, "ended_at": T + 700_000},
     )
     assert {name: row["count"] for name, row in rows.items()} == {
         "contract_mismatch": 1,
         "terminal_error": 2,
-        "eta_breach": 2,
+        "eta_breach": 3,
         "sla_breach": 1,
     }
     errors = rows["terminal_error"]

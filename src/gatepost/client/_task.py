@@ -1,6 +1,6 @@
 """A task as its executor sees it, and the calls of a client about tasks."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -120,6 +120,24 @@ class TaskClient(MailboxClient):
             if self._loop.time() >= deadline:
                 raise DeadlineExceeded(f"task {task_id} has not ended in time; it is {task.state}")
 
+    async def watch_task(
+        self, task_id: str, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> AsyncIterator[TaskView]:
+        """Yield a task as it is, after every change, and when it has ended.
+
+        Changes in quick succession may be one. DeadlineExceeded if it does not end in time.
+        """
+        deadline, known = self._loop.time() + timeout, 0
+        while True:
+            task = await self._poll_task(task_id, deadline, known)
+            if task.updated_at > known or task.has_ended:
+                known = task.updated_at
+                yield task
+            if task.has_ended:
+                return
+            if self._loop.time() >= deadline:
+                raise DeadlineExceeded(f"task {task_id} has not ended in time; it is {task.state}")
+
     async def run_task(
         self,
         description: str,
@@ -179,10 +197,15 @@ class TaskClient(MailboxClient):
         check_report(report)
         await self._operations.report_task(report, size, self._loop.time() + timeout)
 
-    async def _poll_task(self, task_id: str, deadline: float) -> TaskView:
+    async def _poll_task(self, task_id: str, deadline: float, known: int | None = None) -> TaskView:
+        """Wait for the end of a task; with `known`, for a change after that moment too.
+
+        Every task has changed since the moment 0: that is no wait.
+        """
         async with self._long_waits.hold(deadline):
             wait = max(0.0, min(deadline - self._loop.time(), _MAX_AWAIT_SECS))
-            op = TaskAwait(task_id=task_id, wait_secs=wait)
+            wait = 0.0 if known == 0 else wait
+            op = TaskAwait(task_id=task_id, wait_secs=wait, known=known or 0)
             answer: TaskAwaited = await self._request_answer(op, deadline + 0.1)
         return answer.task
 

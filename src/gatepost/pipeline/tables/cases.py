@@ -12,7 +12,7 @@ from gatepost.pipeline.tables.schemas import CASES
 from gatepost.pipeline.tables.slo import window_start
 
 # A task in one of these states is held to its promise.
-PROMISED_STATES = ("completed", "running", "accepted")
+PROMISED_STATES = ("completed", "running", "accepted", "failed", "cancelled")
 
 
 def select_cases(hour: HourDeliveries, objectives: Objectives) -> pa.Table:

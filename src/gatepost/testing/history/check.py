@@ -292,6 +292,7 @@ def _count_outcomes(mesh: CheckedMesh) -> OutcomeCounts:
         else:
             truth.dead_lettered += 1
         truth.amended += _is_amended(history)
+        truth.task_requests += history.first.kind in ("task_create", "task_cancel")
         oks = {end.node for end in ends if end.outcome == "ok"}
         truth.doubled += max(len(oks), len(mesh.completed.get(key, ()))) > 1
     for send in mesh.seen.sends:

@@ -168,8 +168,9 @@ class HistoryViolation(Struct, frozen=True):
 class OutcomeCounts(Struct):
     """The number of messages by outcome.
 
-    `amended` is part of `dead_lettered`, and `tasks_completed` of `tasks`. `rewound` messages were
-    sent by a gateway that was then restored from a backup without them.
+    `amended` is part of `dead_lettered`, and `tasks_completed` of `tasks`. `task_requests` are
+    part of `sent`: the events that request or cancel tasks. `rewound` messages were sent by a
+    gateway that was then restored from a backup without them.
     """
 
     sent: int = 0
@@ -180,6 +181,7 @@ class OutcomeCounts(Struct):
     doubled: int = 0
     amended: int = 0
     rewound: int = 0
+    task_requests: int = 0
     tasks: int = 0
     tasks_completed: int = 0
 
