@@ -13,7 +13,9 @@ VPS, BEN = author("vps", "backbone"), author("ben", "backbone")
 LEA = author("lea", "edge", VPS)
 MALLORY = author("mallory", "edge")
 ALL = (ROOT, VPS, BEN, LEA, MALLORY)
-SECRETS = MeshSecrets(2, "vps", "c" * 43, "j" * 43, (fingerprint_key(key("mallory").public),))
+SECRETS = MeshSecrets(
+    2, "vps", "c" * 43, "j" * 43, (fingerprint_key(key("mallory").public),), "o" * 43
+)
 
 
 def room_of(*records: SignedRecord) -> SharedRoom:

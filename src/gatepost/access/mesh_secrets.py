@@ -1,4 +1,4 @@
-"""The two secrets shared by all nodes: `cluster_token` and `join_secret`.
+"""The secrets shared by all nodes: `cluster_token`, `join_secret`, and the master onion's seed.
 
 Unlike bearer tokens they must be read back, so a hash is not enough. They are stored in the
 journal, encrypted under a key derived from the node's key. A file could not change in the same
@@ -34,6 +34,7 @@ class MeshSecrets(SecretValue, frozen=True):
     cluster_token: str
     join_secret: str
     revoked: tuple[str, ...] = ()
+    onion_seed: str = ""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -58,7 +59,7 @@ class MeshSecretStore:
         old = self.current_secrets(tx)
         version = 1 if old is None else old.version + 1
         made = (self._new_secret(), self._new_secret())
-        secrets = MeshSecrets(version, self._node_id, *made, revoked)
+        secrets = MeshSecrets(version, self._node_id, *made, revoked, self._new_secret())
         self._store_secrets(tx, secrets)
         return secrets
 

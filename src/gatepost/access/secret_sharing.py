@@ -35,11 +35,13 @@ class _SecretTexts(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     rotated_by: str
     cluster_token: str
     join_secret: str
+    onion_seed: str
 
 
 def encrypt_secrets(secrets: MeshSecrets, public_key: bytes) -> MeshSecretRecord:
     """Make the record with these secrets for the node with this key."""
-    texts = _SecretTexts(*secrets.order, secrets.cluster_token, secrets.join_secret)
+    shared = (secrets.cluster_token, secrets.join_secret, secrets.onion_seed)
+    texts = _SecretTexts(*secrets.order, *shared)
     try:
         box = SealedBox(VerifyKey(public_key).to_curve25519_public_key())
     except (CryptoError, RuntimeError):
@@ -59,9 +61,9 @@ def decrypt_secrets(record: MeshSecretRecord, key: NodeKey) -> MeshSecrets:
         texts = msgspec.json.decode(plain, type=_SecretTexts)
     except (CryptoError, ValueError):
         raise EncryptionError("the mesh secrets in the room cannot be decrypted") from None
-    secrets = MeshSecrets(
-        texts.version, texts.rotated_by, texts.cluster_token, texts.join_secret, record.revoked
-    )
+    shared = (texts.cluster_token, texts.join_secret)
+    identity = (texts.version, texts.rotated_by)
+    secrets = MeshSecrets(*identity, *shared, record.revoked, texts.onion_seed)
     if secrets.order != (record.version, record.rotated_by):
         raise EncryptionError("the mesh secrets in the room are of another version than they say")
     return secrets

@@ -14,8 +14,11 @@ class MeshSettings(SettingsSection, frozen=True, kw_only=True):
     """Datagrams between gateways: who is alive, and who leads."""
 
     transport: Annotated[
-        Literal["off", "udp"],
-        Meta(description="How datagrams travel: udp; off: no mesh, and the genesis leads."),
+        Literal["off", "udp", "wireguard", "tor"],
+        Meta(
+            description="How datagrams travel: udp, in a WireGuard tunnel, or between onion"
+            " services; off: no mesh, and the genesis leads."
+        ),
     ] = "off"
     host: Annotated[
         str,

@@ -22,6 +22,7 @@ from gatepost.config.mesh_settings import MeshSettings
 from gatepost.config.monitoring_settings import AlertsSettings, LogSettings, TelemetrySettings
 from gatepost.config.section import SettingsSection
 from gatepost.config.toml_text import toml_value
+from gatepost.config.transport_settings import TorSettings, WireGuardSettings
 from gatepost.errors import ConfigError
 
 _TEN_YEARS_SECS = 10 * 365 * 86_400
@@ -523,6 +524,8 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
     room: RoomSettings = msgspec.field(default_factory=RoomSettings)
     bootstrap: BootstrapSettings = msgspec.field(default_factory=BootstrapSettings)
     mesh: MeshSettings = msgspec.field(default_factory=MeshSettings)
+    wireguard: WireGuardSettings = msgspec.field(default_factory=WireGuardSettings)
+    tor: TorSettings = msgspec.field(default_factory=TorSettings)
     ownership: OwnershipSettings = msgspec.field(default_factory=OwnershipSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     hub: HubSettings = msgspec.field(default_factory=HubSettings)

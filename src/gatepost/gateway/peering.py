@@ -17,6 +17,7 @@ from gatepost.gateway.mesh import mesh_report
 from gatepost.gateway.mesh.mesh_report import MeshCollector
 from gatepost.gateway.mesh.mesh_service import MeshService
 from gatepost.gateway.mesh.transport_choice import create_transport
+from gatepost.gateway.mesh.transport_services import TransportServices
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.monitoring.peer_report import PeerReport
 from gatepost.gateway.peers import bootstrap_server, descriptor_publisher, join_server
@@ -49,7 +50,7 @@ class Peering:
     def __init__(self, core: Core, metrics: Metrics, guard: ConnectionGuard) -> None:
         self.replica = RoomReplica(core)
         self.publisher = RecordPublisher(self.replica)
-        transport = create_transport(core.settings)
+        transport = create_transport(core)
         self.mesh: MeshService | None = None
         if transport is not None:
             self.mesh = MeshService(self.replica, transport, self._read_cluster_token)
@@ -68,6 +69,9 @@ class Peering:
         self._current_publisher = CurrentPublisher(self.replica, elect)
         self.secrets = MeshSecretSharing(self.publisher, self._current_publisher)
         self._descriptors = DescriptorPublisher(self.publisher, self._current_publisher)
+        self._transport_services = TransportServices(
+            self.replica, transport, self.secrets, self._current_publisher
+        )
         self._guard = guard
         self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
@@ -99,10 +103,16 @@ class Peering:
         ]
 
     @contextlib.asynccontextmanager
-    async def running(self, url: str | None, tls_pin: str | None = None) -> AsyncIterator[None]:
-        """Run until exit. Peers reach this gateway at `url` and know its TLS key by `tls_pin`."""
+    async def running(
+        self, url: str | None, tls_pin: str | None = None, local_url: str | None = None
+    ) -> AsyncIterator[None]:
+        """Run until exit. Peers reach this gateway at `url` and know its TLS key by `tls_pin`.
+
+        It listens at `local_url`, where an onion service finds it.
+        """
         self.replica.endpoint = None if url is None else websocket_url(url)
         self.replica.tls_pin = tls_pin
+        self._transport_services.prepare(local_url)
         await self.replica.load_room()
         loops = self.replica.core.background
         work = [
@@ -138,12 +148,20 @@ class Peering:
             ),
         ]
         try:
-            async with self.mesh.running() if self.mesh else contextlib.nullcontext():
+            async with self._run_mesh():
                 yield
         finally:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _run_mesh(self) -> AsyncIterator[None]:
+        if self.mesh is None:
+            yield
+        else:
+            async with self.mesh.running(), self._transport_services.running():
+                yield
 
     async def announce_leaving(self) -> None:
         """Tell peers that this gateway stops. Never raises, and is bounded in time."""

@@ -120,7 +120,9 @@ async def serve_until_stopped(settings: Settings) -> None:
             run_every(_SHARE_SECS, findings.share_when_due, "findings were not shared"),
             run_every(_SAVE_ACTIVITY_SECS, core.save_activity, "noting active agents failed"),
             archiver.running(),
-            peering.running(public_url, _own_tls_pin(settings, public_url)),
+            peering.running(
+                public_url, _own_tls_pin(settings, public_url), _listener_url(settings, listener)
+            ),
             serve_on_socket(app, core.state.hub_socket),
             hub.running(_listener_url(settings, listener)),
             run_every(_DISTRIBUTE_SECS, capabilities.distribute, "skills were not distributed"),

@@ -35,6 +35,10 @@ HostPort = Annotated[str, Meta(pattern=_HOST_PORT, max_length=260)]
 IpText = Annotated[str, Meta(pattern=_IP, max_length=45)]
 WireGuardKey = Annotated[str, Meta(pattern=_WIREGUARD_KEY, max_length=44)]
 OnionHost = Annotated[str, Meta(pattern=_ONION, max_length=62)]
+_PACKED_POINT = r"\A[A-Za-z0-9+/=]{180,512}\Z"
+MasterPoints = Annotated[
+    tuple[Annotated[str, Meta(pattern=_PACKED_POINT, max_length=512)], ...], Meta(max_length=4)
+]
 Fingerprint = Annotated[str, Meta(pattern=_FINGERPRINT, max_length=32)]
 TlsPin = Annotated[str, Meta(pattern=_TLS_PIN, max_length=64)]
 ProtocolVersion = Annotated[str, Meta(pattern=_VERSION, max_length=32)]
@@ -321,14 +325,15 @@ class MeshSecretRecord(RoomRecord, frozen=True, kw_only=True):
     version: Counter
     rotated_by: NodeId
     revoked: Annotated[tuple[Fingerprint, ...], Meta(max_length=MAX_SECRET_REVOKED)] = ()
-    encrypted: Annotated[bytes, Meta(min_length=1, max_length=320)]
+    encrypted: Annotated[bytes, Meta(min_length=1, max_length=400)]
 
 
 class TransportRecord(RoomRecord, frozen=True, kw_only=True):
     """`transports.<nodeId>`: the addresses at which a node takes datagrams of the mesh.
 
     `udp` is HOST:PORT. The fields of WireGuard are its public key, the HOST:PORT of its interface,
-    and its address in the tunnel. `onion` is the host name of its onion service.
+    and its address in the tunnel. `onion` is the host name of its onion service. `master_points`
+    are its intro points for the onion service `master_onion`, which all nodes share.
     """
 
     udp: HostPort | None = None
@@ -336,6 +341,8 @@ class TransportRecord(RoomRecord, frozen=True, kw_only=True):
     wg_endpoint: HostPort | None = None
     tunnel_ip: IpText | None = None
     onion: OnionHost | None = None
+    master_onion: OnionHost | None = None
+    master_points: MasterPoints = ()
 
 
 class DescriptorPoint(RoomRecord, frozen=True, kw_only=True):

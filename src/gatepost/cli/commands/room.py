@@ -40,7 +40,8 @@ from gatepost.tls import read_authorities
 from gatepost.wire import Tier
 
 _WATCH_SECS = 30.0
-_JOIN_SECS = 30.0
+# Long enough for a join through Tor.
+_JOIN_SECS = 180.0
 _MAX_INVITE_CHARS = 1024
 _MAX_DESCRIPTOR_CHARS = 48 * 1024
 

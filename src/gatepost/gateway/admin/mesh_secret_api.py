@@ -10,6 +10,7 @@ from gatepost.gateway.api.mesh_views import MeshSecretView
 from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.mesh.onion_identity import master_identity
 from gatepost.room import MeshSecretRecord
 from gatepost.room.roles import may_write
 
@@ -22,7 +23,8 @@ def create_routes(sharing: MeshSecretSharing, replica: RoomReplica) -> list[Any]
                 "this gateway has not received the mesh secrets yet; wait until it is connected"
             )
         join = JoinSecret.of_mesh(fingerprint_key(genesis.key), secrets)
-        return MeshSecretView(secrets.version, secrets.rotated_by, join.text)
+        master = master_identity(secrets).host
+        return MeshSecretView(secrets.version, secrets.rotated_by, join.text, master)
 
     @get("/v1/mesh/secrets", summary="The secret by which machines join without an invite")
     async def show() -> MeshSecretView:

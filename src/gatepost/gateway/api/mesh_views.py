@@ -7,11 +7,15 @@ from gatepost.mesh.messages import Term
 
 
 class MeshSecretView(SecretValue, frozen=True):
-    """`join_secret` is the text for `gatepost join --via`; whoever has it can join."""
+    """`join_secret` is the text for `gatepost join --via`; whoever has it can join.
+
+    `master_onion` is the onion service of the mesh, where its nodes are in Tor.
+    """
 
     version: int
     rotated_by: str
     join_secret: str
+    master_onion: str
 
 
 class MeshPeerView(Struct, frozen=True):

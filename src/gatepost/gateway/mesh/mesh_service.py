@@ -13,6 +13,7 @@ from gatepost.gateway.core import Core
 from gatepost.gateway.mesh.backend_health import BackendHealth
 from gatepost.gateway.mesh.room_addresses import (
     RoomAddresses,
+    is_onion,
     is_own_address,
     is_usable,
     split_host,
@@ -165,6 +166,8 @@ class MeshService:
             self._replica.transport = replace(self._replica.transport, udp=udp)
 
     def _accepts_address(self, address: str) -> bool:
+        if is_onion(self.transport.local_address) or is_onion(address):
+            return is_onion(self.transport.local_address) and is_onion(address)
         on_loopback = is_loopback(split_host(self.transport.local_address))
         allowed = on_loopback or self._core.settings.room.dial_loopback
         return is_usable(address, allow_loopback=allowed)

@@ -26,8 +26,15 @@ def is_usable(address: str, *, allow_loopback: bool) -> bool:
         return False
 
 
+def is_onion(address: str) -> bool:
+    """Whether an address is that of an onion service, which only Tor reaches."""
+    return split_host(address).endswith(".onion")
+
+
 def is_own_address(address: str) -> bool:
     """Whether others can reach this gateway there: a wildcard is no address."""
+    if is_onion(address):
+        return True
     try:
         return not ipaddress.ip_address(split_host(address)).is_unspecified
     except ValueError:

@@ -41,7 +41,12 @@ class BootstrapClient:
         self._replica = replica
         self._core = replica.core
         self._dialer = dialer
-        self._http = JoinClient(replica.core, replica.members, lambda: may_dial_loopback(replica))
+        self._http = JoinClient(
+            replica.core,
+            replica.members,
+            lambda: may_dial_loopback(replica),
+            lambda: replica.onion_proxy,
+        )
 
     async def join_mesh(
         self, via: str, descriptor: str, secret_text: str, authorities: str = ""

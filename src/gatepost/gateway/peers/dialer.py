@@ -62,7 +62,10 @@ class Dialer:
         self._links = links
         self._core = replica.core
         self._join_client = JoinClient(
-            replica.core, replica.members, lambda: may_dial_loopback(replica)
+            replica.core,
+            replica.members,
+            lambda: may_dial_loopback(replica),
+            lambda: replica.onion_proxy,
         )
         self._selection = PeerSelection(replica)
         self._calls: dict[SeedKey, asyncio.Task[None]] = {}

@@ -60,6 +60,8 @@ T = TypeVar("T")
 
 # Each call over HTTP, and the handshake of the WebSocket, take no longer than this.
 _TIMEOUT_SECS = 10.0
+# A circuit to an onion service takes a while.
+_ONION_TIMEOUT_SECS = 60.0
 _MAX_ANSWER_BYTES = 64 * 1024
 _TRUST_ADVICE = (
     "give the certificate of its authority to `gatepost join --ca FILE`, which keeps it,"
@@ -94,11 +96,13 @@ class JoinClient:
         core: Core,
         known: RoomDirectory,
         may_dial_loopback: Callable[[], bool] = lambda: False,
+        onion_proxy: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._node = core.node
         self._settings = core.settings
         self._members = known
         self._may_dial_loopback = may_dial_loopback
+        self._onion_proxy = onion_proxy
         self._joiner = ExchangeRequester(core.node.id, core.node.key, core.clock)
         # Loading the machine's certificates takes a while, so contexts with them are kept.
         self._authority_contexts: dict[str, ssl.SSLContext] = {}
@@ -145,9 +149,11 @@ class JoinClient:
         It is public, and its reader verifies its signature.
         """
         self._check_url(url)
-        options: Any = {"verify": False, "trust_env": False, "timeout": _TIMEOUT_SECS}
+        secs = _timeout_for(url)
+        options: Any = {"verify": False, "trust_env": False, "timeout": secs}
+        options["proxy"] = self._proxy_for(url)
         async with (
-            asyncio.timeout(_TIMEOUT_SECS),
+            asyncio.timeout(secs),
             httpx.AsyncClient(headers=UNCOMPRESSED, transport=self.transport, **options) as http,
             http.stream("GET", url + DESCRIPTOR_PATH) as got,
         ):
@@ -189,10 +195,10 @@ class JoinClient:
                 additional_headers=ticket,
                 subprotocols=[Subprotocol(SUBPROTOCOL)],
                 max_size=MAX_MESSAGE_BYTES,
-                open_timeout=_TIMEOUT_SECS,
+                open_timeout=_timeout_for(url),
                 close_timeout=1,
                 compression="deflate" if self._settings.delivery.compress_links else None,
-                proxy=None,
+                proxy=self._proxy_for(seed.url),
                 ssl=self._tls_context(seed) if url.startswith("wss:") else None,
             )
         except InvalidStatus as refusal:
@@ -208,16 +214,26 @@ class JoinClient:
         return httpx.AsyncClient(
             base_url=seed.url,
             headers=UNCOMPRESSED,
-            timeout=_TIMEOUT_SECS,
+            timeout=_timeout_for(seed.url),
             verify=verify,
-            # A proxy must see neither tickets nor invites.
+            # A proxy must see neither tickets nor invites; Tor does not see them.
             trust_env=False,
+            proxy=self._proxy_for(seed.url),
             transport=self.transport or pinned,
         )
 
+    def _proxy_for(self, url: str) -> str | None:
+        """Tor for onion services, which encrypts and knows them by their key; otherwise none."""
+        if not is_onion_url(url):
+            return None
+        proxy = self._onion_proxy()
+        if proxy is None:
+            raise Unavailable(f"{url} is an onion service; it needs mesh.transport = tor")
+        return proxy
+
     async def _find_address(self, seed: Seed) -> str | None:
         """The checked address of a seed that the room names; the operator's own are not checked."""
-        if not seed.from_room:
+        if not seed.from_room or is_onion_url(seed.url):
             return None
         return await resolve_address(seed.url, allow_loopback=self._may_dial_loopback())
 
@@ -250,7 +266,8 @@ class JoinClient:
         self, http: httpx.AsyncClient, method: str, path: str, answer: type[T], **request: Any
     ) -> T:
         try:
-            async with asyncio.timeout(_TIMEOUT_SECS), http.stream(method, path, **request) as got:
+            secs = _timeout_for(str(http.base_url))
+            async with asyncio.timeout(secs), http.stream(method, path, **request) as got:
                 body = await read_body(got, _MAX_ANSWER_BYTES)
             return decode_answer(got.status_code, body, answer)
         except NotGatewayAnswer as other:
@@ -260,6 +277,8 @@ class JoinClient:
 
     def _check_url(self, url: str) -> None:
         parts = urlsplit(url)
+        if is_onion_url(url):
+            return
         plain = parts.scheme != "https" and not self._settings.room.allow_plain
         if plain and not is_loopback(parts.hostname or ""):
             raise InvalidRequest(
@@ -297,6 +316,14 @@ class DialedPeerSocket:
 def _port_of(url: str) -> int:
     parts = urlsplit(url)
     return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _timeout_for(url: str) -> float:
+    return _ONION_TIMEOUT_SECS if is_onion_url(url) else _TIMEOUT_SECS
+
+
+def is_onion_url(url: str) -> bool:
+    return (urlsplit(url).hostname or "").endswith(".onion")
 
 
 def websocket_url(url: str) -> str:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gatepost.config import is_loopback
 from gatepost.events import fingerprint_key
-from gatepost.gateway.peers.join_client import http_url
+from gatepost.gateway.peers.join_client import http_url, is_onion_url
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.gateway.peers.seeds import Seed, load_seeds
 from gatepost.room import RoomMember
@@ -82,6 +82,8 @@ class PeerSelection:
         The addresses of a name are checked when it is dialled.
         """
         endpoint = member.record.endpoint_ws
+        if endpoint is not None and is_onion_url(endpoint):
+            return self._replica.onion_proxy is not None
         return endpoint is not None and (
             not is_loopback_url(endpoint) or may_dial_loopback(self._replica)
         )

@@ -81,6 +81,8 @@ class RoomReplica:
         self.tls_pin: str | None = None
         # The addresses at which this gateway takes datagrams of the mesh.
         self.transport = TransportRecord()
+        # The proxy through which this gateway reaches onion services, if it has a Tor.
+        self.onion_proxy: str | None = None
         self.members = RoomDirectory()
         self.directory = CombinedNodeDirectory(JournalNodeDirectory(), self.members)
         client = int.from_bytes(core.clock.random(4), "big")

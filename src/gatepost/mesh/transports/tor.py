@@ -1,0 +1,109 @@
+"""Datagrams over streams between onion services, through a Tor of this gateway."""
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import re
+
+from msgspec import Struct
+
+from gatepost.errors import TransportUnavailable
+from gatepost.mesh.onion_identity import OnionIdentity
+from gatepost.mesh.transports.datagram_streams import DatagramStreams, Streams
+from gatepost.mesh.transports.tor_control import TorCommandFailed
+from gatepost.mesh.transports.tor_process import TorProcess
+from gatepost.mesh.transports.transport import ReceiveDatagram, TransportCounts
+
+log = logging.getLogger(__name__)
+
+DATAGRAM_PORT = 7433
+HTTP_PORT = 80
+_is_onion_address = re.compile(rf"[a-z2-7]{{56}}\.onion:{DATAGRAM_PORT}").fullmatch
+
+
+class OnionService(Struct, frozen=True):
+    """The service of this node. Its `http_port` leads to the gateway at `http_target`."""
+
+    identity: OnionIdentity
+    http_target: str | None = None
+    http_port: int = HTTP_PORT
+
+
+class TorTransport:
+    """Its address is that of its onion service. Nobody can forge it for long: answers go there."""
+
+    def __init__(self, tor: TorProcess, service: OnionService) -> None:
+        self._tor = tor
+        self.service = service
+        self._watching: asyncio.Task[None] | None = None
+        self._streams = DatagramStreams(
+            self._connect_stream, lambda text: _is_onion_address(text) is not None
+        )
+
+    @property
+    def local_address(self) -> str:
+        return self._streams.own_address
+
+    @property
+    def counts(self) -> TransportCounts:
+        return self._streams.counts
+
+    @property
+    def onion_host(self) -> str:
+        return self.service.identity.host
+
+    @property
+    def socks_url(self) -> str:
+        """The proxy through which onion services are reached."""
+        return f"socks5h://127.0.0.1:{self._tor.socks_port}"
+
+    async def start(self, receive: ReceiveDatagram) -> None:
+        if importlib.util.find_spec("python_socks") is None:
+            raise TransportUnavailable(
+                "Tor needs the package python-socks: pip install 'gatepost[tor]',"
+                " or choose another mesh.transport"
+            )
+        try:
+            control = await self._tor.start()
+            port = await self._streams.listen(receive)
+            self._streams.own_address = f"{self.onion_host}:{DATAGRAM_PORT}"
+            ports = [(DATAGRAM_PORT, f"127.0.0.1:{port}")]
+            if self.service.http_target is not None:
+                ports.append((self.service.http_port, self.service.http_target))
+            await control.add_onion(self.service.identity.key_blob, ports)
+            self._watching = asyncio.create_task(self._report_network())
+        except TorCommandFailed as failed:
+            await self.close()
+            raise TransportUnavailable(f"tor opens no onion service: {failed}") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    def send(self, address: str, datagram: bytes) -> None:
+        self._streams.send(address, datagram)
+
+    async def close(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await self._streams.close()
+        with contextlib.suppress(OSError):
+            await self._tor.stop()
+
+    async def _report_network(self) -> None:
+        """Say once whether Tor found its network. It goes on trying by itself."""
+        try:
+            await self._tor.wait_for_network()
+            log.info("Tor is connected; this node is %s", self.onion_host)
+        except TransportUnavailable as error:
+            log.warning("%s", error.message)
+
+    async def _connect_stream(self, address: str) -> Streams:
+        from python_socks.async_.asyncio import Proxy
+
+        host, _, port = address.rpartition(":")
+        proxy = Proxy.from_url(self.socks_url.replace("socks5h", "socks5"), rdns=True)
+        connected = await proxy.connect(dest_host=host, dest_port=int(port))
+        return await asyncio.open_connection(sock=connected)

@@ -1,0 +1,140 @@
+"""A Tor of this gateway: its process, its files in the state directory, and its start."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from gatepost.errors import TransportUnavailable
+from gatepost.mesh.transports.commands import find_tool, stop_process
+from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl
+
+log = logging.getLogger(__name__)
+
+_START_SECS = 30.0
+_PAUSE_SECS = 0.1
+_LOOPBACK = "127.0.0.1"
+
+
+class TorAddresses(Struct, frozen=True):
+    """Where a running Tor takes commands and connections on this machine."""
+
+    control_port: int
+    socks_port: int
+
+
+class TorProcess:
+    """`extra_settings` is a file with further lines of torrc, for example of a private network.
+
+    `lines` are further lines too, those of the caller.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        extra_settings: Path | None = None,
+        bootstrap_secs: float = 120.0,
+        lines: tuple[str, ...] = (),
+    ) -> None:
+        self._folder = folder
+        self._extra_settings = extra_settings
+        self._lines = lines
+        self._bootstrap_secs = bootstrap_secs
+        self._process: asyncio.subprocess.Process | None = None
+        self.control: TorControl | None = None
+        self.socks_port = 0
+
+    async def start(self) -> TorControl:
+        """Return once Tor takes commands. `wait_for_network` waits until it can do something."""
+        program = find_tool("tor", "tor")
+        settings = self._write_settings()
+        quiet = asyncio.subprocess.DEVNULL
+        self._process = await asyncio.create_subprocess_exec(
+            program, "-f", str(settings), stdin=quiet, stdout=quiet, stderr=quiet
+        )
+        try:
+            self.control = await self._open_control()
+        except BaseException:
+            await self.stop()
+            raise
+        return self.control
+
+    async def stop(self) -> None:
+        control, self.control = self.control, None
+        if control is not None:
+            await control.close()
+        process, self._process = self._process, None
+        if process is not None:
+            await stop_process(process)
+
+    def _write_settings(self) -> Path:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / "control-port").unlink()
+        lines = [
+            f"DataDirectory {self._folder / 'data'}",
+            "SocksPort auto",
+            "ControlPort auto",
+            f"ControlPortWriteToFile {self._folder / 'control-port'}",
+            "CookieAuthentication 1",
+            f"CookieAuthFile {self._folder / 'cookie'}",
+            f"Log notice file {self._folder / 'tor.log'}",
+            f"__OwningControllerProcess {os.getpid()}",
+            *self._lines,
+        ]
+        if self._extra_settings is not None:
+            lines.append(f"%include {self._extra_settings}")
+        settings = self._folder / "torrc"
+        settings.write_text("\n".join(lines) + "\n")
+        return settings
+
+    async def _open_control(self) -> TorControl:
+        try:
+            async with asyncio.timeout(_START_SECS):
+                port = await self._wait_for(self._read_control_port)
+        except TimeoutError:
+            raise TransportUnavailable(f"tor does not start; see {self._log_file}") from None
+        control = await TorControl.connect(_LOOPBACK, port, self._folder / "cookie")
+        socks = await control.read_info("net/listeners/socks")
+        self.socks_port = int(socks.split()[0].strip('"').rpartition(":")[2])
+        return control
+
+    async def _wait_for(self, look: Callable[[], int | None]) -> int:
+        while (found := look()) is None:
+            if self._process is None or self._process.returncode is not None:
+                raise TransportUnavailable(f"tor ended at its start; see {self._log_file}")
+            await asyncio.sleep(_PAUSE_SECS)
+        return found
+
+    def _read_control_port(self) -> int | None:
+        try:
+            text = (self._folder / "control-port").read_text()
+        except FileNotFoundError:
+            return None
+        port = text.strip().rpartition(":")[2]
+        return int(port) if port.isdigit() else None
+
+    async def wait_for_network(self) -> None:
+        """Return once Tor is connected to its network."""
+        progress, control = "", self.control
+        if control is None:
+            raise TransportUnavailable("tor does not run")
+        try:
+            async with asyncio.timeout(self._bootstrap_secs):
+                while "PROGRESS=100" not in (
+                    progress := await control.read_info("status/bootstrap-phase")
+                ):
+                    await asyncio.sleep(_PAUSE_SECS)
+        except (TimeoutError, TorCommandFailed):
+            raise TransportUnavailable(
+                f"tor found no network within {self._bootstrap_secs:g} s ({progress[:200]});"
+                f" see {self._log_file}"
+            ) from None
+
+    @property
+    def _log_file(self) -> Path:
+        return self._folder / "tor.log"

@@ -1,0 +1,94 @@
+"""The tunnel follows the room: members become peers, collisions are resolved, the revoked go."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from gatepost.gateway.mesh.tunnel_peers import TunnelPeers, create_wireguard_transport
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.mesh.transports.wireguard import WireGuardPeer, WireGuardTransport
+from gatepost.room import RecordAuthor, TransportRecord, sign_admission
+from gatepost.room.signed_record import sign_record
+from tests.room.sample_records import key, node, update
+
+pytestmark = pytest.mark.anyio
+KEYS = {name: f"{name:A<43}=" for name in ("bob", "cat")}
+
+
+class RecordedTransport(WireGuardTransport):
+    """A tunnel that is never opened: it keeps what it is told."""
+
+    peers: dict[str, WireGuardPeer]
+
+    async def configure(self, tunnel_ip: str, peers: Iterable[WireGuardPeer]) -> None:
+        self.tunnel_ip = tunnel_ip
+        self.peers = {peer.tunnel_ip: peer for peer in peers}
+
+
+@pytest.fixture
+async def founded(replica: RoomReplica) -> RoomReplica:
+    await replica.found_room(lambda tx: None)
+    return replica
+
+
+@pytest.fixture
+def transport(founded: RoomReplica) -> RecordedTransport:
+    replica = founded
+    made = create_wireguard_transport(replica.core.settings, replica.create_issuer(), 7433)
+    made.__class__ = RecordedTransport
+    assert isinstance(made, RecordedTransport)
+    return made
+
+
+@pytest.fixture
+def tunnel(replica: RoomReplica, transport: RecordedTransport) -> TunnelPeers:
+    return TunnelPeers(replica, transport)
+
+
+def admit(replica: RoomReplica, name: str, address: str, **fields: str) -> RecordAuthor:
+    """A member with a tunnel address, admitted by ann later than all before it."""
+    own, room = replica.author, replica.current_room
+    at = replica.core.clock.now() + len(room.effective.nodes)
+    link = sign_admission(own.key, "ann", name, key(name).public, "edge", at)
+    author = RecordAuthor(key(name), (link,))
+    addresses: dict[str, Any] = {"wg_public_key": KEYS[name], "tunnel_ip": address, **fields}
+    records = {"nodes": node(author, room.genesis), "transports": TransportRecord(**addresses)}
+    for map, data in records.items():
+        room.apply_update(update(sign_record(author, map, name, 1, 1, data)), "peer")
+    return author
+
+
+async def test_members_become_peers_at_their_own_address(
+    replica: RoomReplica, tunnel: TunnelPeers, transport: RecordedTransport
+) -> None:
+    admit(replica, "bob", "10.200.0.2", wg_endpoint="192.0.2.2:51820")
+    admit(replica, "cat", "10.200.0.3", wg_endpoint="cat.example:51820")
+    await tunnel.follow_room()
+    assert transport.peers == {
+        "10.200.0.2": WireGuardPeer(KEYS["bob"], "10.200.0.2", "192.0.2.2:51820"),
+        "10.200.0.3": WireGuardPeer(KEYS["cat"], "10.200.0.3", None),
+    }
+    assert replica.transport.wg_public_key == transport.public_key
+    assert replica.transport.tunnel_ip == transport.tunnel_ip
+
+
+async def test_nobody_takes_the_address_of_a_senior_node(
+    replica: RoomReplica, tunnel: TunnelPeers, transport: RecordedTransport
+) -> None:
+    before = transport.tunnel_ip
+    admit(replica, "bob", before)
+    await tunnel.follow_room()
+    assert transport.tunnel_ip == before
+    assert transport.peers == {}
+    admit(replica, "cat", "10.200.0.3", wg_public_key=transport.public_key)
+    await tunnel.follow_room()
+    assert transport.peers == {}, "our own key is no peer"
+
+
+async def test_an_address_outside_the_network_is_routed_to_nobody(
+    replica: RoomReplica, tunnel: TunnelPeers, transport: RecordedTransport
+) -> None:
+    admit(replica, "bob", "192.0.2.99")
+    await tunnel.follow_room()
+    assert transport.peers == {}
