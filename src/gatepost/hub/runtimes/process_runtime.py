@@ -117,7 +117,7 @@ class ProcessRuntime:
         folders = list(self._root.iterdir()) if self._root.is_dir() else []
         for folder in folders:
             if folder.name not in known and folder.is_dir():
-                status = _read_json(folder / STATUS_FILE)
+                status = _read_json(f"{folder}/{STATUS_FILE}")
                 if status is not None and not (folder / EXIT_FILE).exists():
                     await self.kill(SessionHandle(folder.name, status))
                     removed.append(folder.name)
@@ -184,7 +184,7 @@ class ProcessRuntime:
     # -- ends
 
     def _read_exit(self, name: str) -> SessionExit | None:
-        found = _read_json(self._root / name / EXIT_FILE)
+        found = _read_json(f"{self._root}/{name}/{EXIT_FILE}")
         return None if found is None else SessionExit(found["reason"], found["code"])
 
     async def _end_processes(self, handle: SessionHandle) -> None:
@@ -310,9 +310,10 @@ def _supervisor_pid(handle: SessionHandle) -> int | None:
     return pid
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
+        with open(path, "rb", 0) as file:  # noqa: PTH123
+            found: dict[str, Any] = msgspec.json.decode(file.read(), type=dict)
     except (OSError, msgspec.MsgspecError):
         return None
     return found

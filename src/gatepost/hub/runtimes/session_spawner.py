@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 
+from gatepost.hub.runtimes.process_identity import boot_id
 from gatepost.hub.runtimes.session_supervisor import SessionSupervisor
 
 
@@ -24,6 +25,8 @@ def run_spawner(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A collection would write to every object, and so copy the pages that forks share.
     gc.disable()
+    # Read once here, and not once in each fork.
+    boot_id()
     with socket.socket(fileno=descriptor) as channel, channel.makefile("rb") as lines:
         for line in lines:
             if os.fork() == 0:

@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _READ_BYTES = 65_536
 _DRAIN_SECS = 1.0
 _KILL_PAUSE_SECS = 0.005
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 class SessionSupervisor:
@@ -58,7 +58,7 @@ class SessionSupervisor:
     def start(self) -> "dict[str, Any]":
         """Start the command; returns how the session can be found again, or an `error`."""
         os.setsid()
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._wakeups, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -75,7 +75,7 @@ class SessionSupervisor:
         mine, its = start_time(os.getpid()), start_time(self._child)
         status = {"boot": boot_id(), "pid": os.getpid(), "started": mine or 0}
         status |= {"child": self._child, "child_started": its or 0}
-        _write_atomically(f"{self._folder}/{STATUS_FILE}", status)
+        _write_file(f"{self._folder}/{STATUS_FILE}", status)
         return status
 
     def supervise(self) -> None:
@@ -90,7 +90,7 @@ class SessionSupervisor:
         self._clean_up()
         code = os.waitstatus_to_exitcode(self._status or 0)
         ended = {"reason": self._reason, "code": code, "at": time.time_ns() // 1_000_000}
-        _write_atomically(f"{self._folder}/{EXIT_FILE}", ended)
+        _write_file(f"{self._folder}/{EXIT_FILE}", ended)
 
     # -- the command
 
@@ -124,8 +124,8 @@ class SessionSupervisor:
         try:
             os.read(ready, 1)
             os.setsid()
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             os.chdir(self._launch["work"])
@@ -257,14 +257,13 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _write_atomically(path: str, content: "dict[str, Any]") -> None:
-    temporary = f"{path}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+def _write_file(path: str, content: "dict[str, Any]") -> None:
+    """Write a file that nobody reads before this process has answered, or has ended."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(descriptor, json.dumps(content).encode())
     finally:
         os.close(descriptor)
-    os.replace(temporary, path)  # noqa: PTH105
 
 
 def _read_everything(descriptor: int, *, close: bool = True) -> bytes:
