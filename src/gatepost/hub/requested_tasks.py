@@ -165,8 +165,12 @@ class RequestedTasks:
         again = tx.fetch_one(_SELECT_ATTEMPT, (id,))
         source = own if again else task.requester_node or own
         sent = again[0] if again else id
-        row = tx.fetch_one(_SELECT_FORWARD, (source, sent))
-        return format_event_id(row[0] if row else sent)
+        for _ in range(tasks.MAX_FORWARDS):
+            row = tx.fetch_one(_SELECT_FORWARD, (source, sent))
+            if row is None:
+                break
+            source, sent = own, row[0]
+        return format_event_id(sent)
 
     def _find_earlier(self, tx: Tx, new: NewTask, content: RequestContent) -> list[Task] | None:
         if not isinstance(new.idempotency_key, UnsetType):

@@ -55,7 +55,8 @@ UNION ALL
 SELECT task FROM task_attempt WHERE event_id = ?1
 LIMIT 1
 """
-_MAX_STEPS = 3
+# An agent that moves to and fro has its mail forwarded as often.
+MAX_FORWARDS = 32
 _SET_RESULT = "UPDATE task_payload SET result = ?, result_ref = ?, mark = ? WHERE id = ?"
 _IS_TERMINAL = "state IN ({})".format(", ".join(f"'{state}'" for state in TERMINAL_STATES))
 # A task that has ended may still have a session that is being ended.
@@ -157,7 +158,7 @@ def find_task(tx: Tx, id: str) -> Task | None:
 def find_requested_task(tx: Tx, request: str) -> Task | None:
     """The task of a request event, also if that is another attempt, or was handed on from here."""
     task = find_task(tx, request)
-    for _ in range(_MAX_STEPS):
+    for _ in range(MAX_FORWARDS):
         if task is not None:
             break
         row = tx.fetch_one(_SELECT_ORIGINAL, (parse_event_id(request),))

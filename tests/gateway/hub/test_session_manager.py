@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import apsw
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from gatepost.hub.runtimes.control_group import ControlGroup
 from gatepost.hub.runtimes.process_identity import pids_with_variable
 from gatepost.hub.runtimes.process_runtime import SESSION_VARIABLE
 from gatepost.hub.sessions import session_name
@@ -127,6 +129,54 @@ def test_when_gateway_and_session_are_killed_the_task_fails_at_the_restart(
         os.kill(pid, signal.SIGKILL)
     own_hub.gateway.start()
     assert_ended_once(own_hub, id, "executor_lost")
+
+
+FORK_BOMB = """
+import os, time
+print("up", flush=True)
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+    time.sleep(0.05)
+"""
+
+
+def reason_against_process_limit() -> str:
+    """Why this machine cannot limit the processes of a session; empty if it can."""
+    group = ControlGroup("gatepost-test-limit")
+    group.create(processes=10, memory=1 << 26, cpus=None)
+    limited = group.limits_processes
+    group.remove()
+    return "" if limited or os.getuid() else "root has no limit without control groups"
+
+
+@pytest.mark.skipif(
+    bool(reason_against_process_limit()), reason=reason_against_process_limit() or "none"
+)
+def test_others_keep_working_while_a_fork_bomb_is_contained(own_hub: HubClient) -> None:
+    limit = 20
+    own_hub.define("bomb", sys.executable, "-c", FORK_BOMB, limits={"processes": limit})
+    own_hub.define("worker", "sh", "-c", "echo 7 > $GATEPOST_RESULT_FILE")
+    exploding = own_hub.create("bomb")
+    own_hub.wait_for_log(exploding, "up")
+    name = session_name(exploding)
+
+    def count() -> int:
+        return len(pids_with_variable(SESSION_VARIABLE, name))
+
+    wait_until(lambda: count() >= limit // 2, 30)
+    counts = []
+    for _ in range(5):
+        assert own_hub.wait_for_end(own_hub.create("worker"))["result"] == 7
+        counts.append(count())
+    assert own_hub.task(exploding)["state"] == "running", "it was contained, not ended"
+    # The supervisor is in no group of its session.
+    assert 0 < max(counts) <= limit + 1
+    own_hub.cancel(exploding)
+    own_hub.wait_for_session_end(exploding)
+    wait_until(lambda: count() == 0, 30)
 
 
 def test_a_session_whose_start_was_not_noted_is_ended(own_hub: HubClient) -> None:

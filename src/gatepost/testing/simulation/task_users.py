@@ -296,6 +296,8 @@ class SimulatedSessions:
             self._gateway.submit(take, self._launch)
 
     def _launch(self, taken: list[Any] | None, error: GatepostError | None) -> None:
+        if error is not None:
+            self._gateway.loop.call_after(_RECONNECT_MS, self._look_for_tasks)
         for each in taken or ():
             id, agent = each.task.id, each.task.agent
             now = self._gateway.loop.now
