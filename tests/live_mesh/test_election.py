@@ -1,7 +1,7 @@
 """Real gateways over loopback UDP, with shortened timers: takeover, handover, and the room."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -126,11 +126,3 @@ def status(gateway: Gateway, node: str) -> str | None:
 def metrics(gateway: Gateway) -> str:
     headers = {"authorization": f"Bearer {gateway.token}"}
     return httpx.get(f"{gateway.url}/metrics", headers=headers).text
-
-
-def test_without_a_mesh_the_genesis_leads(start: Callable[..., list[Gateway]]) -> None:
-    ann, bob = start("ann", "bob")
-    bob.join(ann)
-    for gateway in (ann, bob):
-        shown = mesh(gateway)
-        assert (shown["transport"], shown["state"], shown["publisher"]) == ("off", "off", "ann")

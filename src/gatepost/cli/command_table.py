@@ -55,6 +55,8 @@ COMMANDS = (
     CommandEntry("Other gateways", "room watch", "room:watch_room", "Print every record as it changes, until Ctrl-C."),
     CommandEntry("Other gateways", "room verify", "room:verify_room", "Check the signature of every record this gateway keeps."),
     CommandEntry("Other gateways", "room rotate", "room:rotate_room", "Move the room to a new document without records that are no longer needed."),
+    CommandEntry("Other gateways", "mesh status", "mesh_status:show_mesh", "Show which gateways of the mesh are alive, and which one leads."),
+    CommandEntry("Other gateways", "mesh watch", "mesh_status:watch_mesh", "Print the mesh whenever a gateway falls silent, returns or leads, until Ctrl-C."),
     CommandEntry("Other gateways", "mesh descriptor", "mesh_rendezvous:show_descriptor", "Show where the mesh can be reached, or write it to a file."),
     CommandEntry("Other gateways", "mesh secret", "mesh_rendezvous:show_join_secret", "Write the secret by which machines join without an invite, or replace it."),
     CommandEntry("Other gateways", "route list", "routes:list_routes", "List the routes of the room."),
@@ -111,6 +113,7 @@ COMMANDS = (
     CommandEntry("Operations", "bench pipes", "bench:bench_pipes", "Measure complete lifecycles between two gateways: sent, accepted, processed, closed."),
     CommandEntry("Operations", "bench hostile", "bench:bench_hostile", "Measure how long agents wait while strangers crowd their gateway."),
     CommandEntry("Operations", "bench tasks", "bench:bench_tasks", "Measure tasks: in sessions, by a running agent, and between two gateways."),
+    CommandEntry("Operations", "bench mesh", "bench:bench_mesh", "Measure the mesh: datagrams judged, the cost of idle nodes, gossip, and takeovers."),
     CommandEntry("Operations", "bench pipeline", "bench:bench_pipeline", "Measure the pipeline on synthetic archives: a full run, then one percent more."),
     CommandEntry("Shell", "completion", "completion:print_completion", "Print or install a completion script."),
     CommandEntry("Shell", "--install-completion", "completion:install_for_current_shell", "Install completion for the current shell."),
@@ -148,6 +151,7 @@ For example:
 
 For example:
 
+  gatepost mesh status
   gatepost mesh descriptor
 """,
     "agent": """Add, list, remove and invite agents.

@@ -262,7 +262,8 @@ class MeshCoordinator:
     def _view_election(self) -> ElectionView:
         rivals = (_rank_of(peer) for peer in self.peers.living_peers() if self._may_lead(peer.id))
         own: Rank = self.election.rank
-        return ElectionView(is_alone=not self.members, is_best=all(own < rank for rank in rivals))
+        is_alone = not any(member.may_lead for member in self.members.values())
+        return ElectionView(is_alone=is_alone, is_best=all(own < rank for rank in rivals))
 
     # -- speaking
 

@@ -2,7 +2,7 @@
 
 A `standby` hears a publisher. Silence of the publisher makes it `suspect`; after the grace, or at
 once when the publisher releases its lease, the office is `vacant`. Of the living nodes that may
-lead, the one with the best rank then claims a new term and is `publisher`. A node without any peer
+lead, the one with the best rank then claims a new term and is `publisher`. A node without a rival
 is publisher at once. A publisher steps down when it sees a better one. One that slept longer than
 its lease lasts has lost it, and listens first.
 """

@@ -199,6 +199,43 @@ def bench_hostile(
     output.print_result(options, result, lambda: console.print(measured.render_result(result)))
 
 
+def bench_mesh(
+    *,
+    datagrams: PositiveInt = 20_000,
+    nodes: Annotated[int, Parameter(validator=Number(gte=3, lte=200))] = 50,
+    kills: PositiveInt = 100,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Measure the mesh: datagrams judged, the cost of idle nodes, gossip, and takeovers.
+
+    The nodes are real, with real keys, and share this process. Takeovers happen on virtual
+    time; they are stated in units of suspicion and grace.
+
+    For example:
+
+      gatepost bench mesh
+      gatepost bench mesh --nodes 20 --kills 10 --json
+
+    Parameters
+    ----------
+    datagrams
+        Number of datagrams of each sort.
+    nodes
+        Number of nodes of the idle mesh.
+    kills
+        Number of publishers that die.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import mesh as measured
+
+    output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
+    wanted = measured.MeshBenchOptions(datagrams, nodes, kills=kills)
+    result = measured.bench_mesh(wanted)
+    console = Console(highlight=False)
+    output.print_result(options, result, lambda: console.print(measured.render_result(result)))
+
+
 def bench_pipeline(
     *,
     events: Annotated[list[PositiveInt] | None, Parameter(consume_multiple=True)] = None,

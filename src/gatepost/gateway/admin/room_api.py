@@ -1,8 +1,8 @@
 """Operator API for the room: invites, joining, nodes, revocation and rotation (/v1/room)."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from litestar.params import JSONBody, QueryParameter
+from litestar.params import JSONBody
 from msgspec import Raw
 
 from gatepost.access import MeshSecretStore, NodeRevoker, node_invites
@@ -29,7 +29,7 @@ from gatepost.gateway.api.room_views import (
     VerifyResult,
 )
 from gatepost.gateway.api.route_decorators import delete, get, post
-from gatepost.gateway.api.route_parameters import PathName, RoomWaitSecs
+from gatepost.gateway.api.route_parameters import PathName, RoomWaitSecs, SeenCount
 from gatepost.gateway.monitoring.peer_report import PeerReport
 from gatepost.gateway.peers.bootstrap_client import BootstrapClient
 from gatepost.gateway.peers.dialer import Dialer
@@ -48,8 +48,6 @@ from gatepost.room import (
 from gatepost.room.records import MAX_STANDING, standing_key
 from gatepost.room.roles import Act
 from gatepost.wire import PeerStatus
-
-SeenCount = Annotated[int, QueryParameter(ge=-1)]
 
 _SECOND_MS = 1000
 

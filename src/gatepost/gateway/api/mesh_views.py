@@ -34,7 +34,8 @@ class MeshPeerView(Struct, frozen=True):
 class MeshStatusView(Struct, frozen=True):
     """The mesh as this gateway sees it. Without a mesh the genesis of the room leads.
 
-    `refused`: reason → datagrams that did not count.
+    `refused`: reason → datagrams that did not count. `changes` counts the changes of liveness and
+    of the election.
     """
 
     node: str
@@ -51,3 +52,4 @@ class MeshStatusView(Struct, frozen=True):
     sent: int = 0
     received: int = 0
     refused: dict[str, int] = {}
+    changes: int = 0

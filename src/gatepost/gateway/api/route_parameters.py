@@ -24,6 +24,8 @@ OptionalText = FromQuery[str | None]
 OptionalFlag = FromQuery[bool | None]
 PageSize = Annotated[int, QueryParameter(ge=1, le=1000)]
 WaitSecs = Annotated[float, QueryParameter(ge=0, le=3600)]
+# How many changes the caller has seen; -1: none.
+SeenCount = Annotated[int, QueryParameter(ge=-1)]
 RoomWaitSecs = Annotated[float, QueryParameter(ge=0, le=60)]
 _API_PREFIX = "/v1"
 

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from gatepost.gateway.api.mesh_views import MeshPeerView, MeshStatusView
 from gatepost.gateway.api.route_decorators import get
+from gatepost.gateway.api.route_parameters import RoomWaitSecs, SeenCount
 from gatepost.gateway.mesh.mesh_service import MeshService
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.mesh_node import MeshNode
@@ -41,6 +42,7 @@ def describe_mesh(replica: RoomReplica, mesh: MeshService | None) -> MeshStatusV
         mesh.transport.counts.sent,
         mesh.node.received,
         {refusal.value: count for refusal, count in sorted(mesh.node.refused.items())},
+        mesh.changes.count,
     )
 
 
@@ -68,8 +70,12 @@ def _describe_peer(peer: MeshPeer, may_lead: bool) -> MeshPeerView:
 
 
 def create_routes(replica: RoomReplica, mesh: MeshService | None) -> list[Any]:
-    @get("/v1/mesh", summary="Who is alive, and who leads")
-    async def show() -> MeshStatusView:
+    @get("/v1/mesh", summary="Who is alive, and who leads; may wait for a change")
+    async def show(seen: SeenCount = -1, wait_secs: RoomWaitSecs = 0.0) -> MeshStatusView:
+        if mesh is not None:
+            await mesh.changes.wait_for_change(seen, wait_secs)
+        else:
+            await asyncio.sleep(wait_secs if seen == 0 else 0)
         return describe_mesh(replica, mesh)
 
     return [show]

@@ -74,6 +74,7 @@ class MeshService:
         self.timers = make_timers(self._settings)
         self.backends = BackendHealth(self.timers.suspect_ms)
         self._addresses = RoomAddresses(self.timers.takeover_ms)
+        self.changes = MeshChanges()
         self.suspicions = 0
         self.node: MeshNode | None = None
         self._room_key = b""
@@ -237,12 +238,14 @@ class MeshService:
                 self.transport.send(decision.address, decision.datagram)
 
     def _note_status(self, change: PeerStatusChanged) -> None:
+        self.changes.note_change()
         self.suspicions += change.state is PeerState.SUSPECT
         level = logging.INFO if change.state is PeerState.ALIVE else logging.WARNING
         log.log(level, "in the mesh, %s is %s", change.node, change.state)
         self._replica.note_liveness()
 
     def _note_election(self, change: ElectionChanged) -> None:
+        self.changes.note_change()
         term = "none" if change.term is None else f"{change.term.counter} of {change.term.node}"
         log.info("this node is %s; publisher %s, term %s", change.state, change.publisher, term)
         if change.term is not None:
@@ -252,6 +255,26 @@ class MeshService:
     def _now(self) -> MeshTime:
         steady_ms = int(asyncio.get_running_loop().time() * 1000)
         return MeshTime(steady_ms, self._core.clock.now() // 1000)
+
+
+class MeshChanges:
+    """Counts changes of the mesh, and wakes those that wait for the next one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = asyncio.Event()
+
+    def note_change(self) -> None:
+        self.count += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for_change(self, seen: int, secs: float) -> None:
+        """Return once `count` differs from `seen`, or time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(secs):
+                while self.count == seen:
+                    await self._changed.wait()
 
 
 def read_term(tx: Tx) -> Term | None:
