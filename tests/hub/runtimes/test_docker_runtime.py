@@ -1,4 +1,7 @@
-"""Real containers, in an engine of the tests' own. Where none can run, the reason is printed."""
+"""Real containers, in engines of the tests' own: Docker, and Podman behind the same socket.
+
+Where one cannot run, the reason is printed.
+"""
 
 import asyncio
 import gc
@@ -14,7 +17,13 @@ from gatepost.hub.agent_definition import AgentDefinition, SessionLimits
 from gatepost.hub.runtimes.docker_runtime import DockerRuntime
 from gatepost.hub.runtimes.runtime import SessionHandle, SessionSpec
 from gatepost.hub.session_states import SessionState
-from tests.hub.runtimes.docker_engine import IMAGE, reason_against, running_engine
+from tests.hub.runtimes.docker_engine import (
+    ENGINES,
+    IMAGE,
+    find_engine_problem,
+    reason_against,
+    running_engine,
+)
 from tests.waiting import async_wait_until
 
 # The SDK leaves the sockets of refused connections and of streams to the garbage collector.
@@ -22,7 +31,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-needs_engine = pytest.mark.skipif(reason_against() is not None, reason=str(reason_against()))
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +39,13 @@ def collect_sockets() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    with running_engine() as address:
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    if (reason := reason_against(request.param)) is not None:
+        pytest.skip(reason)
+    with running_engine(request.param) as address:
+        if problem := find_engine_problem(address):
+            pytest.skip(problem)
         yield address
 
 
@@ -87,7 +99,6 @@ def run(test: Callable[[Containers], Awaitable[None]], root: Path, engine: str) 
     asyncio.run(body())
 
 
-@needs_engine
 def test_a_container_runs_and_nothing_is_left_of_it(tmp_path: Path, engine: str) -> None:
     async def body(containers: Containers) -> None:
         script = (
@@ -106,7 +117,6 @@ def test_a_container_runs_and_nothing_is_left_of_it(tmp_path: Path, engine: str)
     run(body, tmp_path, engine)
 
 
-@needs_engine
 def test_a_hardened_container_is_read_only_and_limited(tmp_path: Path, engine: str) -> None:
     async def body(containers: Containers) -> None:
         script = (
@@ -126,7 +136,6 @@ def test_a_hardened_container_is_read_only_and_limited(tmp_path: Path, engine: s
     run(body, tmp_path, engine)
 
 
-@needs_engine
 def test_stopping_ends_a_container_that_ignores_it(tmp_path: Path, engine: str) -> None:
     async def body(containers: Containers) -> None:
         handle = await containers.launch("deaf", "trap '' TERM; echo up; sleep 1000; sleep 1000")
@@ -139,7 +148,6 @@ def test_stopping_ends_a_container_that_ignores_it(tmp_path: Path, engine: str) 
     run(body, tmp_path, engine)
 
 
-@needs_engine
 def test_a_container_outlives_the_runtime_and_strangers_are_removed(
     tmp_path: Path, engine: str
 ) -> None:
@@ -162,7 +170,6 @@ def test_a_container_outlives_the_runtime_and_strangers_are_removed(
     run(body, tmp_path, engine)
 
 
-@needs_engine
 def test_an_image_that_is_missing_cannot_be_launched(tmp_path: Path, engine: str) -> None:
     async def body(containers: Containers) -> None:
         with pytest.raises(LaunchFailed, match="refused"):
