@@ -323,3 +323,14 @@ def test_a_hardened_session_is_not_started_without_a_sandbox(
             await sessions.launch("true", hardened=True)
 
     run(body, tmp_path)
+
+
+def test_a_command_inherits_no_descriptor_but_its_own(tmp_path: Path) -> None:
+    async def body(sessions: Sessions) -> None:
+        # 3 is the folder that `listdir` reads.
+        listing = "import os; print([n for n in os.listdir('/proc/self/fd') if int(n) > 3])"
+        handle = await sessions.launch(sys.executable, "-S", "-c", listing)
+        assert (await sessions.runtime.wait(handle)).is_success
+        assert sessions.log(handle) == "[]\n"
+
+    run(body, tmp_path)

@@ -27,6 +27,8 @@ def run_spawner(descriptor: int) -> None:
     gc.disable()
     # Read once here, and not once in each fork.
     boot_id()
+    # No command of a session may speak to the gateway over this socket.
+    os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as channel, channel.makefile("rb") as lines:
         for line in lines:
             if os.fork() == 0:
