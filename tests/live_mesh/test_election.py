@@ -88,6 +88,7 @@ def test_the_best_node_takes_over_from_a_killed_publisher_and_hands_over_when_it
 ) -> None:
     ann, bob, cat, dot = four
     wait_until(lambda: coordinator(dot) is not None)
+    wait_until(lambda: all(len(peer["intro_points"]) == 1 for peer in mesh(dot)["peers"]))
     first = mesh(dot)["term"][0]
 
     ann.kill9()

@@ -232,8 +232,8 @@ def test_a_revoked_node_is_nobody() -> None:
 def test_intro_points_are_told_when_they_change() -> None:
     wire = mesh_of("ann", "bob")
     points = IntroPoints((IntroPoint("here"),), 7)
-    for _ in range(3):
-        wire.by_name["bob"].node.share_intro_points(points)
+    for secs in (7, 8, 9):
+        wire.by_name["bob"].coordinator.share_intro_points(points.intro_points, secs)
     wire.decisions.clear()
     wire.beat(9)
     heard = [d for name, d in wire.decisions if name == "ann" and isinstance(d, IntroPointsHeard)]

@@ -46,6 +46,7 @@ from gatepost.gateway.listening.bounded_http import BoundedHttpProtocol
 from gatepost.gateway.listening.connection_guard import ConnectionGuard
 from gatepost.gateway.listening.connection_pool import ConnectionPool
 from gatepost.gateway.listening.listener import ListeningServer, allow_open_files
+from gatepost.gateway.mesh.local_agents import LocalAgentHealth
 from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering
@@ -104,7 +105,8 @@ async def serve_until_stopped(settings: Settings) -> None:
         core.health.add_check(alerts.describe_growth)
         metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
         if peering.mesh is not None:
-            peering.mesh.backends.local = alerts.growing_mailboxes
+            health = LocalAgentHealth(core, alerts.growing_mailboxes)
+            peering.mesh.watch_agents(health.find_unhealthy)
         app = create_app(
             operations, access, metrics, routes, peering.report.describe_peers, external
         )

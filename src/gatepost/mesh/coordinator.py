@@ -28,6 +28,7 @@ from gatepost.mesh.messages import (
     ANNOUNCE_BYTES,
     BackendUnhealthy,
     Heartbeat,
+    IntroPoint,
     IntroPoints,
     LeaseClaim,
     LeaseRelease,
@@ -101,10 +102,11 @@ class MeshCoordinator:
         self.election.rank = (identity.priority, identity.node)
         self.election.may_lead = identity.may_lead
 
-    def share_intro_points(self, points: IntroPoints) -> None:
-        """Tell all peers with the next heartbeats."""
-        if points != self._intro_points:
-            self._intro_points, self._intro_repeats = points, _REPEATS
+    def share_intro_points(self, points: tuple[IntroPoint, ...], since: int) -> None:
+        """Tell all peers with the next heartbeats, if these points are other ones."""
+        known = self._intro_points.intro_points if self._intro_points else ()
+        if points != known:
+            self._intro_points, self._intro_repeats = IntroPoints(points, since), _REPEATS
 
     def hint_peer(self, node: str, address: str, now: int) -> list[MeshDecision]:
         """The room, or a join answer, names the address of a node."""
@@ -194,6 +196,7 @@ class MeshCoordinator:
             case LeaseRelease():
                 return self._handle_release(peer, payload.term)
             case IntroPoints():
+                peer.intro_points = payload.intro_points
                 return [IntroPointsHeard(peer.id, payload)]
             case BackendUnhealthy():
                 return [BackendReported(peer.id, payload.backend)]

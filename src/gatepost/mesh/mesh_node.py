@@ -8,7 +8,6 @@ from gatepost.mesh.datagram_judge import DatagramJudge
 from gatepost.mesh.decisions import DatagramRefused, MeshDecision, SendDatagram, SendMessage
 from gatepost.mesh.members import MeshMembers
 from gatepost.mesh.mesh_time import MeshTime
-from gatepost.mesh.messages import IntroPoints
 from gatepost.mesh.refusals import Refusal
 
 
@@ -29,9 +28,6 @@ class MeshNode:
         """The valid tokens; the first one is used for this node's own announcements."""
         self._judge.cluster_tokens = tokens
         self.coordinator.cluster_token = tokens[0] if tokens else ""
-
-    def share_intro_points(self, points: IntroPoints) -> None:
-        self.coordinator.share_intro_points(points)
 
     def receive(self, datagram: bytes, source: str, now: MeshTime) -> list[MeshDecision]:
         self.received += 1

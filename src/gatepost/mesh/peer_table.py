@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gatepost.mesh.members import MeshMembers
 from gatepost.mesh.mesh_time import MeshTimers
-from gatepost.mesh.messages import KnownPeer, Priority, Term
+from gatepost.mesh.messages import IntroPoint, KnownPeer, Priority, Term
 from gatepost.mesh.peer_states import TRANSITIONS, PeerInput, PeerState
 
 MAX_PEERS = 1024
@@ -39,6 +39,7 @@ class MeshPeer(Struct):
     gossip_count: int = 0
     wg_pubkey: str = ""
     tunnel_ip: str = ""
+    intro_points: tuple[IntroPoint, ...] = ()
 
     @property
     def is_authenticated(self) -> bool:

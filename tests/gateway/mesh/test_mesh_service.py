@@ -113,22 +113,26 @@ async def test_a_gateway_that_stops_releases_its_lease_several_times(
     assert mesh.office_term() is None
 
 
+async def nobody() -> tuple[str, ...]:
+    return ()
+
+
 async def test_a_failing_heartbeat_is_reported_and_does_not_end_the_loop(
     mesh: MeshService, replica: RoomReplica, transport: MemoryTransport
 ) -> None:
     await replica.found_room(lambda tx: None)
     failures = 0
 
-    def fail() -> tuple[str, ...]:
+    async def fail() -> tuple[str, ...]:
         nonlocal failures
         failures += 1
         raise ValueError("no health today")
 
     mesh.timers = replace(mesh.timers, heartbeat_ms=1)
-    mesh.backends.local = fail
+    mesh.watch_agents(fail)
     async with mesh.running():
         await async_wait_until(lambda: failures > 2)
         assert "a heartbeat of the mesh failed" in replica.core.background.failing
-        mesh.backends.local = tuple
+        mesh.watch_agents(nobody)
         await async_wait_until(lambda: mesh.office_term() is not None)
     assert not transport.is_open

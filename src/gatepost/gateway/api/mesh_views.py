@@ -29,6 +29,7 @@ class MeshPeerView(Struct, frozen=True):
     priority: int | None
     term: Term | None
     silent_secs: float
+    intro_points: list[str] = []
 
 
 class MeshStatusView(Struct, frozen=True):

@@ -3,17 +3,14 @@
 A gateway speaks about its own agents only, so a lie harms nobody but the liar.
 """
 
-from collections.abc import Callable, Iterable
-
 MAX_REPORTS_PER_NODE = 64
 
 
 class BackendHealth:
-    """Reports count for `keep_ms`. `local` names the unhealthy agents of this gateway."""
+    """Reports count for `keep_ms`."""
 
-    def __init__(self, keep_ms: int, local: Callable[[], Iterable[str]] = tuple) -> None:
+    def __init__(self, keep_ms: int) -> None:
         self._keep_ms = keep_ms
-        self.local = local
         self._reports: dict[str, dict[str, int]] = {}
 
     def note_report(self, node: str, agent: str, now: int) -> None:

@@ -66,6 +66,7 @@ def _describe_peer(peer: MeshPeer, may_lead: bool) -> MeshPeerView:
         peer.priority,
         peer.term,
         round(max(0.0, now - peer.heard_at / 1000), 3),
+        [point.data for point in peer.intro_points],
     )
 
 

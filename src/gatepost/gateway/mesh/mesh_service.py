@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -40,8 +41,9 @@ from gatepost.mesh.decisions import (
 from gatepost.mesh.members import MeshMembers
 from gatepost.mesh.mesh_node import MeshNode
 from gatepost.mesh.mesh_time import MeshTime
-from gatepost.mesh.messages import Term
+from gatepost.mesh.messages import IntroPoint, Term
 from gatepost.mesh.peer_states import PeerState
+from gatepost.mesh.rendezvous import find_descriptor
 from gatepost.mesh.transports.transport import DatagramTransport
 from gatepost.room import RoomChange
 
@@ -56,6 +58,7 @@ _MEMBER_MAPS = {"nodes", "standing"}
 _FAILURE = "a heartbeat of the mesh failed"
 
 ReadClusterToken = Callable[[], Awaitable[str | None]]
+FindUnhealthyAgents = Callable[[], Awaitable[tuple[str, ...]]]
 
 
 class MeshService:
@@ -74,11 +77,16 @@ class MeshService:
         self.timers = make_timers(self._settings)
         self.backends = BackendHealth(self.timers.suspect_ms)
         self._addresses = RoomAddresses(self.timers.takeover_ms)
+        self._find_unhealthy: FindUnhealthyAgents = _all_healthy
         self.changes = MeshChanges()
         self.suspicions = 0
         self.node: MeshNode | None = None
         self._room_key = b""
         replica.watch_changes(self._note_change)
+
+    def watch_agents(self, find_unhealthy: FindUnhealthyAgents) -> None:
+        """Tell other nodes about the agents that `find_unhealthy` returns."""
+        self._find_unhealthy = find_unhealthy
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -129,10 +137,22 @@ class MeshService:
         if self.node is None:
             return
         coordinator = self.node.coordinator
-        coordinator.unhealthy_backends = tuple(self.backends.local())[:MAX_BACKENDS]
+        coordinator.unhealthy_backends = (await self._find_unhealthy())[:MAX_BACKENDS]
+        self._share_intro_points(coordinator)
         self._follow_room_term()
         self._try_room_addresses()
         self._apply(self.node.tick(self._now()))
+
+    def _share_intro_points(self, coordinator: MeshCoordinator) -> None:
+        """Name the address that other gateways dial, and the time of the last descriptor."""
+        room, endpoint = self._replica.current_room, self._replica.endpoint
+        data = b64encode((endpoint or "").encode()).decode()
+        points = (IntroPoint(data),) if endpoint else ()
+        since = self._core.clock.now() // 1000
+        coordinator.share_intro_points(points, since)
+        own = find_descriptor(room, self._core.node.id, self._core.clock.now())
+        is_own = own is not None and own.writer == self._core.node.id
+        coordinator.last_publish_ts = own.at // 1000 if own is not None and is_own else None
 
     async def _enter_room(self) -> None:
         """Be a node of the room's mesh, with the room's cluster token."""
@@ -255,6 +275,10 @@ class MeshService:
     def _now(self) -> MeshTime:
         steady_ms = int(asyncio.get_running_loop().time() * 1000)
         return MeshTime(steady_ms, self._core.clock.now() // 1000)
+
+
+async def _all_healthy() -> tuple[str, ...]:
+    return ()
 
 
 class MeshChanges:
