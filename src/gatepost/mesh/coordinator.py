@@ -81,7 +81,6 @@ class MeshCoordinator:
         self.last_publish_ts: int | None = None
         self.unhealthy_backends: tuple[str, ...] = ()
         self._intro_points: IntroPoints | None = None
-        self._intro_repeats = 0
         self._cookies = cookies
         self._ticked_at = now
         self._shown_election: ElectionChanged | None = None
@@ -106,7 +105,9 @@ class MeshCoordinator:
         """Tell all peers with the next heartbeats, if these points are other ones."""
         known = self._intro_points.intro_points if self._intro_points else ()
         if points != known:
-            self._intro_points, self._intro_repeats = IntroPoints(points, since), _REPEATS
+            self._intro_points = IntroPoints(points, since)
+            for peer in self.peers:
+                peer.times_told = 0
 
     def hint_peer(self, node: str, address: str, now: int) -> list[MeshDecision]:
         """The room, or a join answer, names the address of a node."""
@@ -279,12 +280,20 @@ class MeshCoordinator:
 
     def _send_heartbeats(self) -> list[MeshDecision]:
         decisions: list[MeshDecision] = [*self._broadcast(self._make_heartbeat())]
-        if self._intro_points is not None and self._intro_repeats:
-            self._intro_repeats -= 1
-            decisions += self._broadcast(self._intro_points)
+        decisions += self._tell_intro_points()
         for backend in self.unhealthy_backends[:MAX_BACKENDS]:
             decisions += self._broadcast(BackendUnhealthy(backend))
         return decisions
+
+    def _tell_intro_points(self) -> list[MeshDecision]:
+        """Each peer is told a few times, as datagrams may be lost."""
+        points = self._intro_points
+        untold = [peer for peer in self.peers if peer.address and peer.times_told < _REPEATS]
+        if points is None:
+            return []
+        for peer in untold:
+            peer.times_told += 1
+        return [self._send_to(peer.address, peer.id, points) for peer in untold]
 
     def _make_heartbeat(self) -> Heartbeat:
         points = self._intro_points.intro_points if self._intro_points else ()

@@ -21,7 +21,10 @@ _HINT_TRIES = 3
 
 
 class MeshPeer(Struct):
-    """One peer. `cookie` is to be echoed to it; `address` is proven, `hinted_address` is not."""
+    """One peer. `cookie` is to be echoed to it; `address` is proven, `hinted_address` is not.
+
+    `times_told`: how often it was told the intro points of this node.
+    """
 
     id: str
     heard_at: int
@@ -40,6 +43,7 @@ class MeshPeer(Struct):
     wg_pubkey: str = ""
     tunnel_ip: str = ""
     intro_points: tuple[IntroPoint, ...] = ()
+    times_told: int = 0
 
     @property
     def is_authenticated(self) -> bool:
@@ -89,6 +93,9 @@ class PeerTable:
         if peer is not None:
             peer.heard_at = now
             peer.earn_credit(size)
+            if not peer.is_alive:
+                # It may be another process by now, which knows nothing of us.
+                peer.times_told = 0
             self._move(peer, PeerInput.DATAGRAM)
         return peer
 
