@@ -1,15 +1,18 @@
 """The tunnel follows the room: members become peers, collisions are resolved, the revoked go."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gatepost.errors import ConfigError
 from gatepost.gateway.mesh.tunnel_peers import TunnelPeers, create_wireguard_transport
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.transports.wireguard import WireGuardPeer, WireGuardTransport
-from gatepost.room import RecordAuthor, TransportRecord, sign_admission
+from gatepost.room import RecordAuthor, RevocationRecord, TransportRecord, sign_admission
 from gatepost.room.signed_record import sign_record
+from tests.gateway.tools import settings
 from tests.room.sample_records import key, node, update
 
 pytestmark = pytest.mark.anyio
@@ -84,6 +87,28 @@ async def test_nobody_takes_the_address_of_a_senior_node(
     admit(replica, "cat", "10.200.0.3", wg_public_key=transport.public_key)
     await tunnel.follow_room()
     assert transport.peers == {}, "our own key is no peer"
+
+
+async def test_a_revoked_node_loses_its_place(
+    replica: RoomReplica, tunnel: TunnelPeers, transport: RecordedTransport
+) -> None:
+    bob = admit(replica, "bob", "10.200.0.2")
+    await tunnel.follow_room()
+    assert "10.200.0.2" in transport.peers
+    data = RevocationRecord(key=bob.key.fingerprint, revoked_at=1)
+    revocation = sign_record(replica.author, "nodes", "bob@ann", 1, 1, data)
+    replica.current_room.apply_update(update(revocation), "peer")
+    await tunnel.follow_room()
+    assert transport.peers == {}
+
+
+@pytest.mark.parametrize("endpoint", ["host.example:1", "192.0.2.1", "0.0.0.0:1"])
+async def test_an_endpoint_that_nobody_can_reach_is_a_mistake_of_the_settings(
+    replica: RoomReplica, tmp_path: Path, endpoint: str
+) -> None:
+    wrong = settings(tmp_path, wireguard__endpoint=endpoint)
+    with pytest.raises(ConfigError, match=r"wireguard\.endpoint"):
+        create_wireguard_transport(wrong, replica.create_issuer(), 7433)
 
 
 async def test_an_address_outside_the_network_is_routed_to_nobody(

@@ -6,8 +6,6 @@ points in the room. The publisher merges them into one descriptor, and has it pu
 another one after a revocation. A gateway that is not a member yet has no such key: it joins first.
 """
 
-import asyncio
-
 from msgspec.structs import replace
 
 from gatepost.errors import EncryptionError
@@ -26,7 +24,6 @@ from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl
 from gatepost.mesh.transports.tor_process import TorProcess
 from gatepost.room.roles import Act
 
-_CHECK_SECS = 5.0
 _MAX_OWN_POINTS = 4
 # A descriptor is published again after so long: directories forget it, or others are responsible.
 _REPUBLISH_MS = 600_000
@@ -55,7 +52,7 @@ class MasterOnionService:
         self._published_at = 0
 
     async def serve_once(self) -> None:
-        """One turn of the background loop: open the service, share its points, publish."""
+        """Open the service, share its intro points, and publish, as far as something changed."""
         identity = await self._wanted_identity()
         if identity is not None:
             try:
@@ -66,7 +63,6 @@ class MasterOnionService:
                 self._opened = None
                 await self._tor.stop()
                 raise
-        await asyncio.sleep(_CHECK_SECS)
 
     async def _wanted_identity(self) -> OnionIdentity | None:
         """The key of the service, if this node is to answer there."""

@@ -18,6 +18,7 @@ from gatepost.mesh.transports.transport import DatagramTransport
 from gatepost.mesh.transports.wireguard import WireGuardTransport
 
 _PAUSE_SECS = 0.5
+_MASTER_SECS = 5.0
 _HTTPS_PORT = 443
 
 
@@ -80,7 +81,7 @@ class TransportServices:
         port = (transport.service.http_port, target)
         master = MasterOnionService(self._replica, self._sharing, self._current, tor, port)
         work = core.background.repeat_forever(
-            _PAUSE_SECS, master.serve_once, "the onion service of the mesh is not served"
+            _MASTER_SECS, master.serve_once, "the onion service of the mesh is not served"
         )
         try:
             async with _background(asyncio.create_task(work)):

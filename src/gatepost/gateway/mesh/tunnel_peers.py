@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gatepost.access.issuer import Issuer
 from gatepost.config import Settings
+from gatepost.errors import ConfigError
 from gatepost.events import NodeKey
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.transports.wireguard import (
@@ -40,6 +41,9 @@ def create_wireguard_transport(
     settings: Settings, issuer: Issuer, datagram_port: int
 ) -> WireGuardTransport:
     """The tunnel of this gateway, at the first address that its key gives it."""
+    endpoint = settings.wireguard.endpoint
+    if endpoint and numeric_endpoint(endpoint) is None:
+        raise ConfigError(f"wireguard.endpoint is IP:PORT with a numeric IP, not {endpoint!r}")
     network = parse_network(settings.wireguard.network)
     name = interface_name(issuer.key.fingerprint)
     setup = WireGuardSetup(name, network, settings.wireguard.port, datagram_port)

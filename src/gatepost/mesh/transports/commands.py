@@ -1,7 +1,9 @@
 """Running the tools of a transport: found on the path, with a deadline, without secrets in argv."""
 
 import asyncio
+import os
 import shutil
+from typing import IO
 
 from gatepost.errors import TransportUnavailable
 
@@ -29,15 +31,14 @@ def find_tool(name: str, package: str) -> str:
 
 async def run_command(*command: str, stdin: bytes = b"") -> bytes:
     """Run a tool to its end, and return its output; CommandFailed if that is an error."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    pipe = asyncio.subprocess.PIPE
+    with _memory_file(stdin) as source:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=source, stdout=pipe, stderr=pipe
+        )
     try:
         async with asyncio.timeout(_COMMAND_SECS):
-            output, errors = await process.communicate(stdin)
+            output, errors = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
@@ -45,6 +46,14 @@ async def run_command(*command: str, stdin: bytes = b"") -> bytes:
     if process.returncode:
         raise CommandFailed(command[0], errors.decode(errors="replace").strip()[:500])
     return output
+
+
+def _memory_file(content: bytes) -> IO[bytes]:
+    """A file without a name. Unlike a pipe it can be written although its reader has ended."""
+    file = os.fdopen(os.memfd_create("stdin"), "wb+")
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 async def stop_process(process: asyncio.subprocess.Process, secs: float = 3.0) -> None:
