@@ -207,16 +207,14 @@ class DeliveryCoordinator:
         self.routes.require_member(route)
         self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
 
-    def send_to_node(self, tx: Tx, out: OutgoingEvent, node: str) -> None:
-        """Send an event to a node, wherever its agent lives now."""
-        route = Route(node, "executor")
-        self.routes.require_member(route)
-        self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
+    def send_event(self, tx: Tx, out: OutgoingEvent, node: str | None = None) -> str | None:
+        """Returns the node it went to. If no node can take it, it is a dead letter at once.
 
-    def send_event(self, tx: Tx, out: OutgoingEvent) -> str | None:
-        """Returns the node it went to. If no node can take it, it is a dead letter at once."""
+        With `node` it goes there, wherever its agent lives now.
+        """
         try:
-            route = self.routes.find_route(tx, out.to_agent)
+            found = None if node is None else Route(node, "executor")
+            route = found or self.routes.find_route(tx, out.to_agent)
         except NoRoute as error:
             emit = self._sender.emitter.emit_undeliverable
             self.apply_decisions(tx, emit(tx, out, "no_route", error.message))

@@ -30,7 +30,7 @@ from gatepost.hub.skill_distribution import SkillDistribution, read_distribution
 from gatepost.hub.task_attempts import TaskAttempts
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
-from gatepost.hub.task_request import input_of, read_request
+from gatepost.hub.task_request import TaskRequest, input_of, read_request
 from gatepost.hub.task_states import TaskInput, TaskState
 from gatepost.hub.task_tokens import IssuedTaskToken, issue_task_token
 from gatepost.hub.tasks import (
@@ -244,21 +244,9 @@ class ExecutedTasks:
         if known is not None:
             self._take_back(tx, known, source)
             return
-        agent = envelope.to_agent_id or ""
         digest = envelope.payload_ref.digest if envelope.payload_ref else None
         request = None if digest else read_request(requested.payload)
-        hub_run = agent in self._parts.core.agents.hub_run
-        task = Task(
-            id=envelope.event_id,
-            agent=agent,
-            requester=envelope.source_agent_id,
-            requester_node=source,
-            executor="session" if hub_run else "agent",
-            description=request.description if request else "",
-            info=msgspec.json.encode(envelope.task or TaskInfo()),
-            created_at=tx.now,
-            updated_at=tx.now,
-        )
+        task = self._build_task(tx, requested, request)
         error: GatepostError | None = None
         if request is None and not digest:
             error = InvalidRequest("the request of this task cannot be read")
@@ -274,6 +262,21 @@ class ExecutedTasks:
             self.refuse_task(tx, task, error.code, error.message)
         elif envelope.task is not None and envelope.task.task_type == DISTRIBUTION:
             self._take_distribution(tx, task, requested.payload)
+
+    def _build_task(self, tx: Tx, requested: TaskRequested, request: TaskRequest | None) -> Task:
+        """A task of another gateway. The description of a large request is not read here."""
+        envelope, agent = requested.envelope, requested.envelope.to_agent_id or ""
+        return Task(
+            id=envelope.event_id,
+            agent=agent,
+            requester=envelope.source_agent_id,
+            requester_node=_remote_node(requested.source, self._parts.core.node.id),
+            executor="session" if agent in self._parts.core.agents.hub_run else "agent",
+            description=request.description if request else "",
+            info=msgspec.json.encode(envelope.task or TaskInfo()),
+            created_at=tx.now,
+            updated_at=tx.now,
+        )
 
     def _take_back(self, tx: Tx, task: Task, source: str | None) -> None:
         """The agent of a task that was for another gateway lives here now: execute it here."""

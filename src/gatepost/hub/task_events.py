@@ -30,10 +30,7 @@ class TaskEvents:
 
     def send_cancel(self, tx: Tx, out: OutgoingEvent, node: str | None) -> None:
         """Send a cancellation to the gateway that executes the task, wherever its agent lives."""
-        if node is None:
-            self._core.coordinator.send_event(tx, out)
-        else:
-            self._core.coordinator.send_to_node(tx, out, node)
+        self._core.coordinator.send_event(tx, out, node)
 
     def send_requests(self, tx: Tx, events: list[OutgoingEvent]) -> None:
         """Send tasks to the mailboxes or gateways of their agents, those of each pair together."""

@@ -237,3 +237,26 @@ def test_a_backup_of_a_stopped_gateway_works_too(running: GatewayProcess, tmp_pa
     _send(running)
     running.stop()
     assert _backup(running, tmp_path / "ann.tar").last_seq == 2
+
+
+def test_open_tasks_of_a_restored_gateway_have_failed_and_others_are_as_they_were(
+    running: GatewayProcess, tmp_path: Path
+) -> None:
+    def create() -> str:
+        body = {"description": "do it", "agent_name": "bob"}
+        with client(running) as http:
+            made = http.post("/api/hub/tasks", json=body)
+        return str(made.json()["tasks"][0]["id"])
+
+    cancelled, waiting = create(), create()
+    with client(running) as http:
+        http.post(f"/api/hub/tasks/{cancelled}/cancel", json={"reason": "enough"})
+    _backup(running, tmp_path / "ann.tar")
+    running.stop()
+    _restore(tmp_path / "ann.tar", tmp_path / "new")
+    restored = GatewayProcess(tmp_path / "new", node__id="ann")
+    with restored:
+        tasks = {id: restored.get(f"/api/hub/tasks/{id}") for id in (cancelled, waiting)}
+    assert tasks[cancelled]["state"] == "cancelled"
+    assert tasks[waiting]["state"] == "failed"
+    assert tasks[waiting]["error_code"] in ("executor_lost", "rejected")

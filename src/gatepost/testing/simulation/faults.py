@@ -191,7 +191,7 @@ def round_trip(mesh: SimulatedMesh, random: Random) -> None:
         for wait in (0, 0, 0, 1_500, 3_000):
             mesh.loop.call_after(wait, partial(mesh.send, sender, name))
         if mesh.has_tasks:
-            mesh.loop.call_after(0, partial(mesh.create_task, sender, name))
+            mesh.loop.call_after(0, partial(mesh.tasks.create_task, sender, name))
     stops = [random.choice(places) for _ in range(random.randint(1, 3))]
     for number, to in enumerate([*stops, home], 1):
         mesh.loop.call_after(number * 1_000, partial(_move_if_alive, mesh, name, to))

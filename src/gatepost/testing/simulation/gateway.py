@@ -118,11 +118,8 @@ class PendingCall(Struct):
 
 class SimulatedGateway:
     """`up` while it runs. `on_up` and `on_down` are called when that changes, `on_appended` with
-    the incarnation and last seq of every commit group on disk, `task_listeners` with every change
-    of a task. Its hub runs the agents in `hub_run`.
+    the incarnation and last seq of every commit group on disk.
     """
-
-    hub: TaskEngine
 
     def __init__(
         self, loop: VirtualLoop, folder: Path, id: str, seed: int, settings: SimulatedSettings
@@ -144,8 +141,7 @@ class SimulatedGateway:
         self.on_up: list[Callable[[], None]] = []
         self.on_down: list[Callable[[], None]] = []
         self.on_appended: Callable[[str, int], None] = lambda incarnation, last: None
-        self.task_listeners: list[Callable[[Task], None]] = []
-        self.hub_run: dict[str, bytes] = {}
+        self.hub = SimulatedHub(self)
         self._random = Random(f"{seed}/{id}/groups")
         self._queue: list[PendingCall] = []
         self._running: list[PendingCall] = []
@@ -173,40 +169,12 @@ class SimulatedGateway:
         self.coordinator.observe(on_blob_wanted=self._want_blob)
         self.outbox = core.outbox
         watch = CommitWatch(self, self.node.incarnation)
-        hub = self._build_hub(core)
+        hub = self.hub.build_engine(core)
         self.writer = core.build_writer(self.connection, _deliver_nothing, *hub, watch)
         self.up = True
         for hear in self.on_up:
             hear()
         self._plan_group(0)
-
-    def _build_hub(self, core: DeliveryCore) -> list[TaskChanges]:
-        """The hub, if this mesh has tasks; returns its part in commit groups."""
-        if self.settings.hub is None:
-            return []
-        registry = AgentRegistry()
-        self.hub = TaskEngine(core, registry, Policy(), self.settings.hub)
-        self.hub.parts.router.capabilities = {RETRIED.id: RETRIED}
-        changes = self.hub.parts.changes
-        changes.on_changed = self._tell_listeners
-        self.load_hub_agents()
-        self.loop.call_after(_SWEEP_MS, partial(self._sweep_tasks, self.hub))
-        return [changes]
-
-    def load_hub_agents(self) -> None:
-        self.hub.parts.registry.load_files(self.hub_run)
-        self.agents.hub_run = frozenset(self.hub.parts.registry.agents)
-
-    def _tell_listeners(self, task: Task) -> None:
-        for hear in self.task_listeners:
-            hear(task)
-
-    def _sweep_tasks(self, hub: TaskEngine) -> None:
-        """End the tasks whose executors are lost, as the hub's service does, until a crash."""
-        if self.up and self.hub is hub:
-            for end_tasks in (hub.requested.end_lost_tasks, hub.reports.end_silent_tasks):
-                self.submit(end_tasks, lambda value, error: None)
-            self.loop.call_after(_SWEEP_MS, partial(self._sweep_tasks, hub))
 
     def _identify(self) -> LocalNode:
         row = self.connection.execute("SELECT value FROM fact WHERE name = 'incarnation'")
@@ -360,6 +328,48 @@ class SimulatedGateway:
     def about_to_commit(self) -> None:
         if self._cut_at == "before" and self._running:
             raise PowerCut
+
+
+class SimulatedHub:
+    """The hub of a simulated gateway. It runs the agents in `definitions`: file → content.
+
+    `listeners` are called with every change of a task.
+    """
+
+    engine: TaskEngine
+
+    def __init__(self, gateway: SimulatedGateway) -> None:
+        self._gateway = gateway
+        self.listeners: list[Callable[[Task], None]] = []
+        self.definitions: dict[str, bytes] = {}
+
+    def build_engine(self, core: DeliveryCore) -> list[TaskChanges]:
+        """The engine, if this mesh has tasks; returns its part in commit groups."""
+        if self._gateway.settings.hub is None:
+            return []
+        self.engine = TaskEngine(core, AgentRegistry(), Policy(), self._gateway.settings.hub)
+        parts = self.engine.parts
+        parts.router.capabilities = {RETRIED.id: RETRIED}
+        parts.changes.on_changed = self._tell_listeners
+        self.load_agents()
+        self._gateway.loop.call_after(_SWEEP_MS, partial(self._sweep, self.engine))
+        return [parts.changes]
+
+    def load_agents(self) -> None:
+        registry = self.engine.parts.registry
+        registry.load_files(self.definitions)
+        self._gateway.agents.hub_run = frozenset(registry.agents)
+
+    def _tell_listeners(self, task: Task) -> None:
+        for hear in self.listeners:
+            hear(task)
+
+    def _sweep(self, engine: TaskEngine) -> None:
+        """End the tasks whose executors are lost, as the hub's service does, until a crash."""
+        if self._gateway.up and self.engine is engine:
+            for end_tasks in (engine.requested.end_lost_tasks, engine.reports.end_silent_tasks):
+                self._gateway.submit(end_tasks, lambda value, error: None)
+            self._gateway.loop.call_after(_SWEEP_MS, partial(self._sweep, engine))
 
 
 class CommitWatch:

@@ -12,7 +12,6 @@ from random import Random
 from tempfile import mkdtemp
 from typing import Any, Self
 
-import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -22,8 +21,6 @@ from gatepost.journal.outbox import EventDraft
 from gatepost.testing.history import (
     HistoryVerdict,
     ObservedSend,
-    ObservedTask,
-    ObservedWork,
     check_history,
     read_journal,
 )
@@ -31,12 +28,7 @@ from gatepost.testing.simulation.gateway import SimulatedGateway, SimulatedSetti
 from gatepost.testing.simulation.network import Direction, SimulatedNetwork
 from gatepost.testing.simulation.observer import MeshObserver, TraceLine
 from gatepost.testing.simulation.room import SimulatedRoom
-from gatepost.testing.simulation.task_users import (
-    SimulatedCreator,
-    SimulatedSessions,
-    SimulatedWork,
-    WorkManners,
-)
+from gatepost.testing.simulation.task_traffic import TaskTraffic
 from gatepost.testing.simulation.users import AgentManners, SimulatedAgent, SimulatedClient
 from gatepost.testing.simulation.virtual_time import VirtualLoop
 from gatepost.wire import NewSend, Sent
@@ -89,7 +81,7 @@ class SimulatedMesh:
         self.seen, self.trace = self.observer.seen, self.observer.trace
         self.room = SimulatedRoom(self.loop, self.gateways, self.network, seed)
         self.agents: dict[tuple[str, str], SimulatedAgent] = {}
-        self.work_manners = WorkManners()
+        self.tasks = TaskTraffic(self.gateways, self.network, self.observer, self.room, seed)
         self.has_tasks = settings is not None and settings.hub is not None
         self._clients: list[SimulatedClient] = []
         self._honest = self.network.tamper
@@ -155,30 +147,9 @@ class SimulatedMesh:
                 self.network.links[node].files,
                 standby,
             )
-            self.agents[node, name].on_accepted = partial(self._begin_work, node, name)
+            self.agents[node, name].on_accepted = partial(self.tasks.begin_work, node, name)
         agent = self.agents[node, name]
         agent.standby, agent.dismissed = standby, False
-
-    def run_agent_by_hub(self, name: str, node: str) -> None:
-        """From now on sessions of the hub of `node` do the tasks of this agent there."""
-        gateway = self.gateways[node]
-        if not gateway.hub_run:
-            files = self.network.links[node].files
-            SimulatedSessions(gateway, files, self.work_manners, self.seed, self._note_work)
-        definition = {"name": name, "command": ["true"], "eta_seconds": 5}
-        gateway.hub_run[f"{name}.json"] = msgspec.json.encode(definition)
-        gateway.load_hub_agents()
-
-    def _begin_work(self, node: str, name: str, task_id: str) -> None:
-        seen = ObservedWork(node, name, task_id, self.loop.now)
-        self._note_work(seen)
-        random = Random(f"{self.seed}/{node}/{task_id}/work")
-        files = self.network.links[node].files
-        SimulatedWork(self.gateways[node], files, self.work_manners, random, seen).go_on()
-
-    def _note_work(self, seen: ObservedWork) -> None:
-        self.seen.works.append(seen)
-        self.trace(seen.node, f"{seen.agent} works on {seen.task_id}")
 
     def dismiss_agent(self, name: str, node: str) -> None:
         """`node` hosts `name` no more and accepts nothing new for it."""
@@ -238,27 +209,6 @@ class SimulatedMesh:
         client = SimulatedClient(self.gateways[node], new, seen, files)
         self._clients.append(client)
         client.send()
-        return seen
-
-    def create_task(
-        self,
-        requester: str,
-        agent: str,
-        large_bytes: int = 0,
-        cancel_after: int | None = None,
-        **fields: Any,
-    ) -> ObservedTask | None:
-        """Have a client create a task, and cancel it after some time. None if it has no gateway."""
-        node = self.room.owner_of(requester)
-        if not node:
-            return None
-        seen = ObservedTask(node, requester, agent, f"t{len(self.seen.tasks)}", self.loop.now)
-        self.seen.tasks.append(seen)
-        files = self.network.links[node].files
-        creator = SimulatedCreator(self.gateways[node], seen, files, large_bytes, **fields)
-        creator.create()
-        if cancel_after is not None:
-            self.loop.call_after(cancel_after, creator.cancel)
         return seen
 
     def status_of(self, seen: ObservedSend) -> Sent:

@@ -50,7 +50,7 @@ class MeshObserver:
     def watch_gateway(self, gateway: SimulatedGateway, files: SimulatedBlobFiles) -> None:
         files.on_stored = partial(self._note_blob, gateway.id)
         gateway.on_appended = partial(self._note_append, gateway.id)
-        gateway.task_listeners.append(partial(self._note_task, gateway.id))
+        gateway.hub.listeners.append(partial(self._note_task, gateway.id))
         gateway.on_up.append(partial(self.trace, gateway.id, "starts"))
         gateway.on_down.append(partial(self.trace, gateway.id, "goes down"))
 

@@ -169,7 +169,7 @@ def _choose_hub_agents(mesh: SimulatedMesh, random: Random, shape: RunShape) -> 
     """Every gateway runs some of its agents itself: in sessions."""
     for number in range(shape.agents):
         if random.random() < _HUB_AGENTS:
-            mesh.run_agent_by_hub(f"a{number}", mesh.room.owner_of(f"a{number}"))
+            mesh.tasks.run_agent_by_hub(f"a{number}", mesh.room.owner_of(f"a{number}"))
 
 
 def _plan_tasks(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
@@ -181,7 +181,12 @@ def _plan_tasks(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
         large = random.randint(1, 3_000) if random.random() < _LARGE_REQUESTS else 0
         cancel = random.randint(0, 6_000) if random.random() < _CANCELLED else None
         create = partial(
-            mesh.create_task, requester, agent, large_bytes=large, cancel_after=cancel, **fields
+            mesh.tasks.create_task,
+            requester,
+            agent,
+            large_bytes=large,
+            cancel_after=cancel,
+            **fields,
         )
         mesh.loop.call_after(random.randint(0, shape.over_ms), create)
 

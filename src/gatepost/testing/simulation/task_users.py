@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 from gatepost.delivery.blob_records import keep_uploaded_blob
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import fingerprint_content
+from gatepost.hub.executed_tasks import TakenTask
 from gatepost.hub.task_request import RequestContent, encode_request
 from gatepost.hub.task_states import TaskState
 from gatepost.hub.tasks import Task, load_task
@@ -131,7 +132,7 @@ class SimulatedCreator:
         gateway = self._gateway
         PatientCall(
             gateway,
-            lambda tx: gateway.hub.requested.create_tasks(tx, self._new, content),
+            lambda tx: gateway.hub.engine.requested.create_tasks(tx, self._new, content),
             self._note_answer,
         ).submit()
 
@@ -146,7 +147,9 @@ class SimulatedCreator:
             return
         gateway, id = self._gateway, self.seen.task_id
         PatientCall(
-            gateway, lambda tx: gateway.hub.cancel_task(tx, id, "simulated"), self._note_cancelled
+            gateway,
+            lambda tx: gateway.hub.engine.cancel_task(tx, id, "simulated"),
+            self._note_cancelled,
         ).submit()
 
     def _note_cancelled(self, task: Task, error: GatepostError | None) -> None:
@@ -213,8 +216,12 @@ class SimulatedWork:
     def _report(self, action: Any, done: Callable[..., None], **fields: Any) -> None:
         gateway, seen = self._gateway, self.seen
         report = TaskReport(seen.task_id, seen.agent, action, **fields)
-        operation: Callable[[Tx], Any] = lambda tx: gateway.hub.reports.apply_reports(tx, [report])  # noqa: E731
-        PatientCall(gateway, operation, done).submit()
+
+        def apply(tx: Tx) -> Task:
+            (task,) = gateway.hub.engine.reports.apply_reports(tx, [report])
+            return task
+
+        PatientCall(gateway, apply, done).submit()
 
     def _take_update(self, task: Task, error: GatepostError | None) -> None:
         if error is None:
@@ -278,7 +285,7 @@ class SimulatedSessions:
         self._works: dict[str, SimulatedWork] = {}
         gateway.on_up.append(self._recover)
         gateway.on_down.append(self._lose_some)
-        gateway.task_listeners.append(self._note_change)
+        gateway.hub.listeners.append(self._note_change)
 
     def _note_change(self, task: Task) -> None:
         if task.has_ended and task.id in self._works:
@@ -290,12 +297,12 @@ class SimulatedSessions:
     def _look_for_tasks(self) -> None:
         capacity = _MAX_SESSIONS - len(self._works)
         if capacity > 0:
-            take: Callable[[Tx], Any] = lambda tx: self._gateway.hub.executed.take_pending(  # noqa: E731
-                tx, capacity
-            )
-            self._gateway.submit(take, self._launch)
+            self._gateway.submit(partial(self._take_pending, capacity), self._launch)
 
-    def _launch(self, taken: list[Any] | None, error: GatepostError | None) -> None:
+    def _take_pending(self, capacity: int, tx: Tx) -> list[TakenTask]:
+        return self._gateway.hub.engine.executed.take_pending(tx, capacity)
+
+    def _launch(self, taken: list[TakenTask] | None, error: GatepostError | None) -> None:
         if error is not None:
             self._gateway.loop.call_after(_RECONNECT_MS, self._look_for_tasks)
         for each in taken or ():
@@ -314,7 +321,7 @@ class SimulatedSessions:
 
     def _start(self, id: str, tx: Tx) -> None:
         if not load_task(tx, id).has_ended:
-            self._gateway.hub.executed.start_task(tx, id)
+            self._gateway.hub.engine.executed.start_task(tx, id)
 
     def _note_started(
         self, work: SimulatedWork, value: object, error: GatepostError | None
@@ -338,7 +345,7 @@ class SimulatedSessions:
     def _fail(self, id: str, tx: Tx) -> None:
         task = load_task(tx, id)
         if not task.has_ended and task.state is not TaskState.PENDING:
-            self._gateway.hub.executed.lose_executor(tx, id, "its session was lost")
+            self._gateway.hub.engine.executed.lose_executor(tx, id, "its session was lost")
 
     # -- power cuts
 

@@ -300,7 +300,7 @@ class SimulatedAgent:
         report = TaskReport(id, self.agent, "accept", message.receipt, eta_secs=5.0)
         mark = tx.begin_operation()
         try:
-            self._gateway.hub.reports.apply_reports(tx, [report])
+            self._gateway.hub.engine.reports.apply_reports(tx, [report])
         except (WrongState, UnknownTask):
             tx.undo_operation(mark)
             return self._ack_message(message, {}, {}, tx)
