@@ -29,13 +29,14 @@ class Neighbour:
         may_lead: bool = True,
         honoured: Term | None = None,
         now: int = 0,
+        life: int = 1,
     ) -> None:
         self.name, self.priority, self.may_lead = name, priority, may_lead
         self.address = f"{name}:7"
         clock: Clock = ManualClock(seed=sum(name.encode()))
         self.key = NodeKey.generate(clock)
         self.signer = NodeKeySigner(self.key, ROOM)
-        cookies = AddressCookies(f"secret of {name[:9]}".encode())
+        cookies = AddressCookies(f"secret of {name[:9]} {life}".encode())
         identity = MeshIdentity(
             node=name, priority=priority, may_lead=may_lead, address=self.address
         )

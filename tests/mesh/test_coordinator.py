@@ -97,6 +97,21 @@ def test_the_best_node_takes_over_and_everybody_knows_its_term() -> None:
     assert wire.by_name["dot"].coordinator.election.honoured == Term(3, "ann")
 
 
+def test_a_restarted_node_of_better_rank_does_not_depose_a_publisher_that_is_alive() -> None:
+    wire = mesh_of("ann", "bob", "cat")
+    wire.cut = {"ann"}
+    wire.beat(TIMERS.takeover_ms // HEARTBEAT + 1)
+    restarted = Neighbour("ann", 0, honoured=Term(1, "ann"), now=wire.now, life=2)
+    restarted.node.set_members(
+        {name: each.member for name, each in wire.by_name.items()}, at(wire.now)
+    )
+    wire.nodes["ann:7"] = wire.by_name["ann"] = restarted
+    wire.cut = set()
+    wire.beat(6)
+    assert wire.publishers() == ["bob"] and alive(wire, "ann") == {"bob", "cat"}
+    assert restarted.coordinator.election.honoured == Term(2, "bob")
+
+
 def test_a_graceful_stop_hands_over_at_once() -> None:
     wire = mesh_of("ann", "bob", "cat")
     ann = wire.by_name["ann"]
