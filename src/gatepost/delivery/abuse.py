@@ -45,6 +45,7 @@ class AbuseKind(StrEnum):
     SECOND_KEY = "second_key"
     FOREIGN_AGENT = "foreign_agent"
     ROOM_COST = "room_cost"
+    MESH_ROLE = "mesh_role"
 
 
 class AbuseRecord(Struct):

@@ -251,8 +251,11 @@ class MeshCoordinator:
     def _handle_release(
         self, peer: MeshPeer, term: Term | None, *, has_left: bool = True
     ) -> list[MeshDecision]:
-        if not self._may_lead(peer.id) or not self.election.hear_release(peer.id, term):
+        if not self._may_lead(peer.id):
             return [DatagramRefused(Refusal.NOT_ALLOWED, peer.id)]
+        if not self.election.hear_release(peer.id, term):
+            # A publisher that nobody here honours, for instance one of a healed partition.
+            return []
         if has_left:
             self.peers.mark_left(peer.id)
         held = self.election.honoured

@@ -29,7 +29,3 @@ class ReplayCache:
         seen.add(digest)
         order.append((now, digest))
         return True
-
-    def forget_sender(self, sender: str) -> None:
-        self._seen.pop(sender, None)
-        self._order.pop(sender, None)

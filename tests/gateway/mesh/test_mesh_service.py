@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.events import NodeKey
 from gatepost.gateway.mesh.mesh_report import MeshCollector, describe_mesh
 from gatepost.gateway.mesh.mesh_service import MeshService, read_term
@@ -11,6 +12,7 @@ from gatepost.mesh.datagram_signature import NodeKeySigner, append_signature
 from gatepost.mesh.messages import (
     BackendUnhealthy,
     Heartbeat,
+    LeaseClaim,
     MeshMessage,
     MeshRole,
     Payload,
@@ -94,6 +96,18 @@ async def test_an_agent_that_its_gateway_calls_unhealthy_is_avoided(
     admit(replica, "bob", "edge")
     mesh._receive(datagram(replica, "bob", BackendUnhealthy("bo")), "127.0.0.1:8")
     assert mesh.unhealthy_agents() == {("bob", "bo")}
+
+
+async def test_an_edge_that_claims_the_lease_is_named(
+    mesh: MeshService, replica: RoomReplica
+) -> None:
+    await replica.found_room(lambda tx: None)
+    await mesh._beat()
+    admit(replica, "eve", "edge")
+    mesh._receive(datagram(replica, "eve", LeaseClaim(0, Term(9, "eve"))), "127.0.0.1:8")
+    assert mesh.publisher() == "ann"
+    counts = replica.core.abuse.counts()
+    assert [(source, kind) for source, kind in counts] == [("eve", AbuseKind.MESH_ROLE)]
 
 
 async def test_a_gateway_that_stops_releases_its_lease_several_times(

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gatepost.config import is_loopback
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.gateway.core import Core
 from gatepost.gateway.mesh.backend_health import BackendHealth
 from gatepost.gateway.mesh.room_addresses import (
@@ -33,6 +34,7 @@ from gatepost.mesh.datagram_judge import DatagramJudge
 from gatepost.mesh.datagram_signature import NodeKeySigner
 from gatepost.mesh.decisions import (
     BackendReported,
+    DatagramRefused,
     ElectionChanged,
     MeshDecision,
     PeerStatusChanged,
@@ -248,6 +250,9 @@ class MeshService:
                     self._note_status(decision)
                 case ElectionChanged():
                     self._note_election(decision)
+                case DatagramRefused(node=str(node)):
+                    detail = "it claims, releases or names what its role in the mesh does not allow"
+                    self._core.abuse.report_abuse(node, AbuseKind.MESH_ROLE, detail)
                 case BackendReported():
                     now = self._now().steady_ms
                     self.backends.note_report(decision.node, decision.backend, now)
