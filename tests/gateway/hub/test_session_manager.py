@@ -242,5 +242,5 @@ def test_many_tasks_leave_no_descriptors_processes_or_memory_behind(tmp_path: Pa
         assert process.num_fds() <= files + 5
         assert process.memory_info().rss < memory + 64 * 1024 * 1024
         assert _query(hub, "SELECT 1 FROM task_token WHERE revoked_at IS NULL") == []
-        # The spawner of sessions is the only child that stays.
-        wait_until(lambda: len(process.children(recursive=True)) <= 1, 30)
+        # The spawner stays, and up to four supervisors that wait for other sessions.
+        wait_until(lambda: len(process.children(recursive=True)) <= 5, 30)

@@ -20,7 +20,7 @@ from gatepost.hub.runtimes.process_runtime import (
 )
 from gatepost.hub.runtimes.runtime import SessionHandle, SessionSpec
 from gatepost.hub.session_states import SessionState
-from tests.waiting import async_wait_until
+from tests.waiting import async_wait_until, wait_until
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 TIMEOUT = 30
@@ -334,3 +334,63 @@ def test_a_command_inherits_no_descriptor_but_its_own(tmp_path: Path) -> None:
         assert sessions.log(handle) == "[]\n"
 
     run(body, tmp_path)
+
+
+def test_a_supervisor_whose_session_has_ended_gets_the_next_one(tmp_path: Path) -> None:
+    async def body(sessions: Sessions) -> None:
+        first = await sessions.launch("true")
+        assert (await sessions.runtime.wait(first)).is_success
+        pids = set()
+        for status in range(3):
+            handle = await sessions.launch("sh", "-c", f"echo {status}; exit {status}")
+            assert (await sessions.runtime.wait(handle)).code == status
+            assert sessions.log(handle) == f"{status}\n"
+            pids.add(handle.data["pid"])
+        assert pids == {first.data["pid"]}
+
+    run(body, tmp_path)
+
+
+def test_a_late_stop_does_not_reach_the_next_session_of_its_supervisor(tmp_path: Path) -> None:
+    async def body(sessions: Sessions) -> None:
+        first = await sessions.launch("true")
+        await sessions.runtime.wait(first)
+        second = await sessions.launch("sh", "-c", "echo ready; sleep 0.3; exit 5")
+        await sessions.wait_for_log(second, "ready")
+        assert second.data["pid"] == first.data["pid"]
+        await sessions.runtime.stop(first)
+        await sessions.runtime.kill(first)
+        # Even a signal that was on its way is not for this session.
+        os.kill(int(first.data["pid"]), signal.SIGTERM)
+        assert (await sessions.runtime.wait(second)).code == 5
+
+    run(body, tmp_path)
+
+
+def test_sessions_go_on_and_begin_when_the_spawner_was_killed(tmp_path: Path) -> None:
+    async def body(sessions: Sessions) -> None:
+        running = await sessions.launch("sh", "-c", "echo ready; sleep 0.3")
+        waiting = await sessions.launch("true")
+        await sessions.runtime.wait(waiting)
+        spawner = sessions.runtime._spawners[-1]._process
+        spawner.kill()
+        spawner.wait()
+        assert (await sessions.runtime.wait(await sessions.launch("true"))).is_success
+        assert (await sessions.runtime.wait(running)).is_success
+        # A supervisor without a spawner has nothing to wait for.
+        await async_wait_until(lambda: start_time(int(waiting.data["pid"])) is None, TIMEOUT)
+
+    run(body, tmp_path)
+
+
+def test_waiting_supervisors_end_with_the_runtime(tmp_path: Path) -> None:
+    pids = []
+
+    async def body(sessions: Sessions) -> None:
+        handles = [await sessions.launch("true") for _ in range(6)]
+        for handle in handles:
+            await sessions.runtime.wait(handle)
+            pids.append(int(handle.data["pid"]))
+
+    run(body, tmp_path)
+    wait_until(lambda: all(start_time(pid) is None for pid in pids), TIMEOUT)

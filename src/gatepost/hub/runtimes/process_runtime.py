@@ -43,6 +43,7 @@ from gatepost.hub.runtimes.session_folder import (
 from gatepost.hub.runtimes.session_supervisor import (
     EXIT_FILE,
     STATUS_FILE,
+    STOP_FILE,
     WORK_FOLDER,
 )
 from gatepost.hub.session_states import SessionState
@@ -50,6 +51,7 @@ from gatepost.hub.session_states import SessionState
 # Every process of a session has its name in this variable, wherever it ran off to.
 SESSION_VARIABLE = "GATEPOST_SESSION"
 SandboxChoice = Literal["auto", "bubblewrap", "none"]
+SessionEnds = dict[str, "asyncio.Future[None]"]
 
 _LAUNCH_SECS = 30.0
 _KILL_PAUSE_SECS = 0.01
@@ -63,7 +65,9 @@ class ProcessRuntime:
     def __init__(self, root: Path, sandbox: SandboxChoice = "auto") -> None:
         self._root = root
         self._sandbox = sandbox
-        self._spawner: _Spawner | None = None
+        self._spawners: list[_Spawner] = []
+        # Folder → the end of a session that this process started.
+        self._ends: SessionEnds = {}
 
     def folder_inside(self, folder: Path) -> str:
         return str(folder)
@@ -89,7 +93,11 @@ class ProcessRuntime:
         return SessionHandle(spec.name, status)
 
     async def wait(self, handle: SessionHandle) -> SessionExit:
-        await _wait_for_end(handle)
+        folder = f"{self._root}/{handle.name}"
+        try:
+            await self._wait_for_end(handle, self._ends.get(folder))
+        finally:
+            self._ends.pop(folder, None)
         found = self._read_exit(handle.name)
         if found is None:
             await self._end_processes(handle)
@@ -98,12 +106,13 @@ class ProcessRuntime:
         return found
 
     async def stop(self, handle: SessionHandle) -> None:
-        pid = _supervisor_pid(handle)
+        pid = self._supervisor_pid(handle)
         if pid is not None:
+            (self._root / handle.name / STOP_FILE).touch(mode=0o600)
             send_signal(pid, signal.SIGTERM)
 
     async def kill(self, handle: SessionHandle) -> None:
-        pid = _supervisor_pid(handle)
+        pid = self._supervisor_pid(handle)
         if pid is not None:
             send_signal(pid, signal.SIGKILL)
         await self._end_processes(handle)
@@ -128,8 +137,8 @@ class ProcessRuntime:
         return LogPiece(*read_log(self._root / name, offset, limit))
 
     async def close(self) -> None:
-        if self._spawner is not None:
-            await self._spawner.close()
+        for spawner in self._spawners:
+            await spawner.close()
 
     # -- launching
 
@@ -171,10 +180,11 @@ class ProcessRuntime:
     async def _spawn(self, launch: dict[str, Any]) -> dict[str, Any]:
         if sys.platform != "linux":
             raise LaunchFailed("the process runtime needs Linux; use the docker runtime")
-        if self._spawner is None or self._spawner.has_ended:
-            self._spawner = await _Spawner.start()
+        if not self._spawners or self._spawners[-1].has_ended:
+            self._spawners.append(await _Spawner.start(self._ends))
+        spawner = self._spawners[-1]
         try:
-            status = await asyncio.wait_for(self._spawner.spawn(launch), _LAUNCH_SECS)
+            status = await asyncio.wait_for(spawner.spawn(launch), _LAUNCH_SECS)
         except TimeoutError:
             raise LaunchFailed("the session did not start in time") from None
         if "error" in status:
@@ -182,6 +192,39 @@ class ProcessRuntime:
         return status
 
     # -- ends
+
+    async def _wait_for_end(
+        self, handle: SessionHandle, ended: "asyncio.Future[None] | None"
+    ) -> None:
+        """Wait until a session or its supervisor has ended."""
+        pid = self._supervisor_pid(handle)
+        if pid is None:
+            return
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future() if ended is None else ended
+        try:
+            # The pid may have got another process between the check and the opening.
+            if self._supervisor_pid(handle) is None:
+                return
+            loop.add_reader(descriptor, _resolve_once, ended)
+            await ended
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def _supervisor_pid(self, handle: SessionHandle) -> int | None:
+        """The supervisor of a session; None if one of both has ended.
+
+        A supervisor may have another session by now.
+        """
+        pid, started = int(handle.data["pid"]), int(handle.data["started"])
+        if handle.data["boot"] != boot_id() or not is_same_process(pid, started):
+            return None
+        return None if (self._root / handle.name / EXIT_FILE).exists() else pid
 
     def _read_exit(self, name: str) -> SessionExit | None:
         found = _read_json(f"{self._root}/{name}/{EXIT_FILE}")
@@ -206,14 +249,17 @@ class ProcessRuntime:
 class _Spawner:
     """The process that forks supervisors, and the answers that are still expected from it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: socket.socket, ends: SessionEnds
+    ) -> None:
         self._process = process
         self._channel = channel
+        self._ends = ends
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._sending = asyncio.Lock()
 
     @classmethod
-    async def start(cls) -> "_Spawner":
+    async def start(cls, ends: SessionEnds) -> "_Spawner":
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "gatepost.hub.runtimes.session_spawner"]
@@ -224,7 +270,7 @@ class _Spawner:
                 start_new_session=True,
             )
         ours.setblocking(False)
-        spawner = cls(process, ours)
+        spawner = cls(process, ours, ends)
         spawner._reading = asyncio.create_task(spawner._read_answers())
         return spawner
 
@@ -232,13 +278,14 @@ class _Spawner:
 
     @property
     def has_ended(self) -> bool:
-        return self._reading.done()
+        return self._reading.done() or self._process.poll() is not None
 
     async def spawn(self, launch: dict[str, Any]) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         folder, line = launch["folder"], msgspec.json.encode(launch) + b"\n"
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._answers[folder] = answer
+        self._ends[folder] = loop.create_future()
         try:
             # One line at a time: a long one may be sent in several pieces.
             async with self._sending:
@@ -264,7 +311,11 @@ class _Spawner:
                     answer.set_exception(LaunchFailed("the spawner of sessions ended"))
 
     def _resolve(self, status: dict[str, Any]) -> None:
-        answer = self._answers.get(status.pop("folder", ""))
+        folder = status.pop("folder", "")
+        if "ended" in status:
+            _resolve_once(self._ends.get(folder))
+            return
+        answer = self._answers.get(folder)
         if answer is not None and not answer.done():
             answer.set_result(status)
 
@@ -276,38 +327,9 @@ class _Spawner:
         await asyncio.to_thread(self._process.wait)
 
 
-async def _wait_for_end(handle: SessionHandle) -> None:
-    """Wait until the supervisor of a session has ended."""
-    pid = _supervisor_pid(handle)
-    if pid is None:
-        return
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    try:
-        # The pid may have got another process between the check and the opening.
-        if _supervisor_pid(handle) is None:
-            return
-        loop.add_reader(descriptor, _resolve_once, ended)
-        await ended
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-
-
-def _resolve_once(ended: "asyncio.Future[None]") -> None:
-    if not ended.done():
+def _resolve_once(ended: "asyncio.Future[None] | None") -> None:
+    if ended is not None and not ended.done():
         ended.set_result(None)
-
-
-def _supervisor_pid(handle: SessionHandle) -> int | None:
-    pid, started = int(handle.data["pid"]), int(handle.data["started"])
-    if handle.data["boot"] != boot_id() or not is_same_process(pid, started):
-        return None
-    return pid
 
 
 def _read_json(path: str) -> dict[str, Any] | None:

@@ -32,13 +32,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-STATUS_FILE, EXIT_FILE = "status.json", "exit.json"
+STATUS_FILE, EXIT_FILE, STOP_FILE = "status.json", "exit.json", "stop"
 SECRETS_FOLDER, WORK_FOLDER = "secrets", "work"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _READ_BYTES = 65_536
 _DRAIN_SECS = 1.0
 _KILL_PAUSE_SECS = 0.005
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def become_supervisor() -> None:
+    """Make this process the leader of a session of its own, and the parent of all orphans in it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class SessionSupervisor:
@@ -57,11 +64,8 @@ class SessionSupervisor:
 
     def start(self) -> "dict[str, Any]":
         """Start the command; returns how the session can be found again, or an `error`."""
-        os.setsid()
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._wakeups, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(wakeup, False)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        self._wakeups, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _do_nothing)
         signal.signal(signal.SIGTERM, self._begin_stop)
         self._log = RotatingLog(self._folder, self._launch["log_bytes"])
@@ -90,7 +94,10 @@ class SessionSupervisor:
         self._clean_up()
         code = os.waitstatus_to_exitcode(self._status or 0)
         ended = {"reason": self._reason, "code": code, "at": time.time_ns() // 1_000_000}
-        _write_file(f"{self._folder}/{EXIT_FILE}", ended)
+        # Its existence alone says that the session has ended, so it must be complete at once.
+        _write_file(f"{self._folder}/{EXIT_FILE}.tmp", ended)
+        os.replace(f"{self._folder}/{EXIT_FILE}.tmp", f"{self._folder}/{EXIT_FILE}")  # noqa: PTH105
+        os.close(self._output)
 
     # -- the command
 
@@ -174,7 +181,9 @@ class SessionSupervisor:
             self._ask_to_end()
 
     def _begin_stop(self, *_: object) -> None:
-        if self._stop_at is None:
+        """A signal may be late, and meant for an earlier session: a file says which one it is."""
+        is_mine = os.path.exists(f"{self._folder}/{STOP_FILE}")  # noqa: PTH110
+        if is_mine and self._stop_at is None and self._status is None:
             self._reason = "stopped"
             self._ask_to_end()
 
@@ -240,6 +249,9 @@ class SessionSupervisor:
     def _clean_up(self) -> None:
         with contextlib.suppress(OSError):
             self._log.close()
+        signal.set_wakeup_fd(-1)
+        os.close(self._wakeups)
+        os.close(self._wakeup)
         self._group.remove()
         _remove_flat_folder(f"{self._folder}/{SECRETS_FOLDER}")
 
@@ -258,7 +270,6 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _write_file(path: str, content: "dict[str, Any]") -> None:
-    """Write a file that nobody reads before this process has answered, or has ended."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(descriptor, json.dumps(content).encode())
