@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gatepost.delivery.decisions import JournalLost
-from gatepost.errors import GatepostError
+from gatepost.errors import GatepostError, WrongState
 from gatepost.routing import GatewayEntry, RoutingDirectory
 from tests.hub.task_mesh import TaskMesh
 
@@ -52,6 +52,16 @@ def test_a_cancellation_that_overtakes_its_task_counts() -> None:
     mesh.b.gate.do(lambda tx: honest(tx, requests[0]))
     mesh.flow()
     assert mesh.states(id) == ("cancelled", "cancelled")
+
+
+def test_early_cancellations_of_one_gateway_are_bounded() -> None:
+    mesh = TaskMesh()
+    sql = "INSERT INTO early_cancel (source, task, reason, at) VALUES ('a', randomblob(16), '', 0)"
+    mesh.b.gate.do(lambda tx: tx.execute_many(sql, [()] * 1000))
+    id = mesh.create()
+    executed = mesh.b.engine.executed
+    with pytest.raises(WrongState, match="too many"):
+        mesh.b.gate.do(lambda tx: executed._keep_early_cancel(tx, "a", id, ""))
 
 
 def test_a_task_ends_although_its_requesters_gateway_has_left() -> None:

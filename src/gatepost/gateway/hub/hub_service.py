@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from gatepost.capabilities.misfires import note_late_tasks
 from gatepost.gateway.api.folder_watch import MODIFICATIONS, watch_folder
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.hub.arrived_inputs import ArrivedInputs
 from gatepost.gateway.hub.hub_files import PolicyFile, RegistryFolder, follow_folder
 from gatepost.gateway.hub.session_manager import SessionManager
 from gatepost.hub import tasks
@@ -43,6 +44,8 @@ class HubService:
             core, self._create_runtimes(), operations.tasks.session_states
         )
         self.watchers.listeners.append(self.sessions.task_changed)
+        arrived = ArrivedInputs(core, operations.tasks.large_contents)
+        self.watchers.listeners.append(arrived.task_changed)
         core.health.add_check(self._find_problems)
 
     def _create_runtimes(self) -> dict[str, SessionRuntime]:
