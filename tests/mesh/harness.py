@@ -3,7 +3,7 @@
 from gatepost.clock import Clock
 from gatepost.events import NodeKey
 from gatepost.mesh.address_cookie import AddressCookies
-from gatepost.mesh.coordinator import MeshCoordinator, MeshIdentity
+from gatepost.mesh.coordinator import MeshCoordinator
 from gatepost.mesh.datagram_judge import DatagramJudge
 from gatepost.mesh.datagram_signature import NodeKeySigner
 from gatepost.mesh.decisions import MeshDecision, SendDatagram
@@ -11,6 +11,7 @@ from gatepost.mesh.members import MeshMember
 from gatepost.mesh.mesh_node import MeshNode
 from gatepost.mesh.mesh_time import MeshTime, MeshTimers
 from gatepost.mesh.messages import MeshMessage, Payload, Term
+from gatepost.mesh.outgoing_messages import MeshIdentity
 from gatepost.testing import ManualClock
 
 ROOM = b"room"
@@ -48,10 +49,10 @@ class Neighbour:
     def member(self) -> MeshMember:
         return MeshMember(self.name, self.key.public, self.may_lead)
 
-    def seal(self, payload: Payload, to: str | None, now: int = 0, **fields: str) -> bytes:
+    def sign(self, payload: Payload, to: str | None, now: int = 0, **fields: str) -> bytes:
         """Any message of this node, signed as it should be."""
         message = MeshMessage(self.name, payload, to, **fields)
-        return self.judge.seal_message(message, at(now))
+        return self.judge.sign_message(message, at(now))
 
 
 class Wire:

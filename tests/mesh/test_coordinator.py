@@ -52,7 +52,7 @@ def say(wire: Wire, source: str, target: str, payload: Payload) -> list[object]:
     sender, receiver = wire.by_name[source], wire.by_name[target]
     wire.now += 1
     cookie = receiver.coordinator._cookies.cookie_for(source, sender.address)
-    datagram = sender.seal(payload, target, wire.now, echo=cookie)
+    datagram = sender.sign(payload, target, wire.now, echo=cookie)
     return [*receiver.node.receive(datagram, sender.address, at(wire.now))]
 
 
@@ -188,7 +188,7 @@ def test_hints_make_nobody_send_more_than_it_received() -> None:
     received = sent = 0
     for number in range(40):
         heartbeat = Heartbeat(MeshRole.STANDBY, None, victims[:5], number)
-        datagram = wire.by_name["eve"].seal(heartbeat, "ann", wire.now)
+        datagram = wire.by_name["eve"].sign(heartbeat, "ann", wire.now)
         received += len(datagram)
         decisions = ann.node.receive(datagram, "eve:7", at(wire.now))
         decisions += ann.node.tick(at(wire.now))
@@ -206,7 +206,7 @@ def test_a_forged_source_address_is_answered_with_no_more_than_it_sent() -> None
     ann.coordinator.peers.find_peer("eve").credit = 0  # type: ignore[union-attr]
     received = sent = 0
     for number in range(50):
-        datagram = eve.seal(Heartbeat(MeshRole.STANDBY, None, (), number), "ann", wire.now)
+        datagram = eve.sign(Heartbeat(MeshRole.STANDBY, None, (), number), "ann", wire.now)
         received += len(datagram)
         for decision in ann.node.receive(datagram, "198.51.100.1:53", at(wire.now)):
             if isinstance(decision, SendDatagram):

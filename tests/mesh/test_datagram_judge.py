@@ -39,14 +39,14 @@ def judge(bob: Neighbour, datagram: bytes, source: str = "ann:7", now: int = 0) 
 
 
 def test_a_datagram_of_a_member_is_its_message(ann: Neighbour, bob: Neighbour) -> None:
-    assert judge(bob, ann.seal(BEAT, "bob")) == MeshMessage("ann", BEAT, "bob")
+    assert judge(bob, ann.sign(BEAT, "bob")) == MeshMessage("ann", BEAT, "bob")
 
 
 def test_an_unknown_sender_is_refused_before_anything_else_is_looked_at(bob: Neighbour) -> None:
     """The order of the protocol: sender, then timestamp, then payload."""
     zed = Neighbour("zed")
-    assert judge(bob, zed.seal(BEAT, "bob")) is Refusal.UNKNOWN_SENDER
-    assert judge(bob, zed.seal(BEAT, "bob", now=60_000)) is Refusal.UNKNOWN_SENDER
+    assert judge(bob, zed.sign(BEAT, "bob")) is Refusal.UNKNOWN_SENDER
+    assert judge(bob, zed.sign(BEAT, "bob", now=60_000)) is Refusal.UNKNOWN_SENDER
     text = b'{"node_id":"zed","timestamp":0,"type":"x","payload":7}'
     assert judge(bob, text) is Refusal.UNKNOWN_SENDER
 
@@ -79,7 +79,7 @@ def test_nobody_speaks_in_the_name_of_another(ann: Neighbour, bob: Neighbour) ->
 
 
 def test_a_datagram_counts_once(ann: Neighbour, bob: Neighbour) -> None:
-    datagram = ann.seal(BEAT, "bob")
+    datagram = ann.sign(BEAT, "bob")
     assert isinstance(judge(bob, datagram), MeshMessage)
     assert judge(bob, datagram, now=4_000) is Refusal.REPLAYED
     assert judge(bob, datagram, source="eve:7", now=4_000) is Refusal.REPLAYED
@@ -87,9 +87,9 @@ def test_a_datagram_counts_once(ann: Neighbour, bob: Neighbour) -> None:
 
 
 def test_a_datagram_for_another_node_is_not_passed_on(ann: Neighbour, bob: Neighbour) -> None:
-    assert judge(bob, ann.seal(BEAT, "cat")) is Refusal.WRONG_RECEIVER
-    assert judge(bob, ann.seal(BEAT, None)) is Refusal.WRONG_RECEIVER
-    assert isinstance(judge(bob, ann.seal(PeerAnnounce("", "", "", ""), None)), MeshMessage)
+    assert judge(bob, ann.sign(BEAT, "cat")) is Refusal.WRONG_RECEIVER
+    assert judge(bob, ann.sign(BEAT, None)) is Refusal.WRONG_RECEIVER
+    assert isinstance(judge(bob, ann.sign(PeerAnnounce("", "", "", ""), None)), MeshMessage)
 
 
 def test_an_oversized_datagram_is_not_decoded(ann: Neighbour, bob: Neighbour) -> None:
@@ -111,7 +111,7 @@ def test_an_announcement_needs_the_cluster_token_where_there_is_one(
     ann: Neighbour, bob: Neighbour
 ) -> None:
     bob.node.set_cluster_tokens(("token",))
-    announce = ann.seal(PeerAnnounce("", "", "", ""), "bob")
+    announce = ann.sign(PeerAnnounce("", "", "", ""), "bob")
     assert judge(bob, announce) is Refusal.BAD_HMAC
 
 
@@ -127,7 +127,7 @@ def test_a_flood_of_forgeries_costs_few_signatures_and_silences_nobody(
         checked += verdict is Refusal.BAD_SIGNATURE
         assert verdict in (Refusal.BAD_SIGNATURE, Refusal.RATE_LIMITED)
     assert checked <= 400 + 200 + 1
-    datagram = ann.seal(BEAT, "bob", echo=cookie)
+    datagram = ann.sign(BEAT, "bob", echo=cookie)
     assert isinstance(judge(bob, datagram, now=1_000), MeshMessage)
 
 
@@ -137,15 +137,15 @@ def test_a_member_that_floods_is_limited_alone(ann: Neighbour) -> None:
     cookies = bob.coordinator._cookies
     echo = cookies.cookie_for("eve", "eve:7")
     verdicts = [
-        judge(bob, eve.seal(LeaseClaim(n), "bob", echo=echo), source="eve:7") for n in range(300)
+        judge(bob, eve.sign(LeaseClaim(n), "bob", echo=echo), source="eve:7") for n in range(300)
     ]
     assert verdicts.count(Refusal.RATE_LIMITED) == 200
     echo = cookies.cookie_for("ann", "ann:7")
-    assert isinstance(judge(bob, ann.seal(BEAT, "bob", echo=echo)), MeshMessage)
+    assert isinstance(judge(bob, ann.sign(BEAT, "bob", echo=echo)), MeshMessage)
 
 
 def test_mutated_datagrams_never_raise_and_never_count(ann: Neighbour, bob: Neighbour) -> None:
-    random, datagram = Random(7), ann.seal(BEAT, "bob")
+    random, datagram = Random(7), ann.sign(BEAT, "bob")
     for number in range(3_000):
         mutated = bytearray(datagram)
         for _ in range(random.randint(1, 8)):

@@ -42,4 +42,4 @@ def test_the_longest_heartbeat_fits_into_a_datagram() -> None:
             Term(2**53 - 1, sender.name),
         )
         message = MeshMessage(sender.name, heartbeat, LONG + "xyz", "0" * 16, "1" * 32)
-        assert len(sender.judge.seal_message(message, at(0))) <= MAX_DATAGRAM_BYTES
+        assert len(sender.judge.sign_message(message, at(0))) <= MAX_DATAGRAM_BYTES

@@ -53,7 +53,7 @@ class DatagramAttacker:
         for datagram in datagrams:
             self.socket.sendto(datagram, self.target)
 
-    def seal(
+    def sign(
         self, payload: Payload, *, name: str | None = None, to: str = "ann", ahead: int = 0
     ) -> bytes:
         self.seq += 1
@@ -102,15 +102,15 @@ def state_stays(eve: DatagramAttacker) -> Iterator[None]:
 
 def test_lies_of_strangers_are_counted(eve: DatagramAttacker) -> None:
     beat = Heartbeat(MeshRole.PUBLISHER, None, (), 0, 0, Term(9, "eve"))
-    eve.expect_refused("unknown_sender", eve.seal(beat, name="nobody"), eve.seal(beat, name="ann"))
+    eve.expect_refused("unknown_sender", eve.sign(beat, name="nobody"), eve.sign(beat, name="ann"))
     eve.expect_refused("malformed", b"", b"{}", b"\xff" * 500, b"[" * 1100)
-    eve.expect_refused("clock_skew", eve.seal(beat, ahead=9), eve.seal(beat, ahead=-9))
-    eve.expect_refused("wrong_receiver", eve.seal(beat, to="bob"))
+    eve.expect_refused("clock_skew", eve.sign(beat, ahead=9), eve.sign(beat, ahead=-9))
+    eve.expect_refused("wrong_receiver", eve.sign(beat, to="bob"))
     eve.send(bytes(1500), b"[" * 1300)
 
 
 def test_a_replayed_datagram_counts_once(eve: DatagramAttacker) -> None:
-    good = eve.seal(PeerAnnounce("", "", "", ""))
+    good = eve.sign(PeerAnnounce("", "", "", ""))
     eve.send(good)
     eve.expect_refused("replayed", good, good)
 
@@ -118,11 +118,11 @@ def test_a_replayed_datagram_counts_once(eve: DatagramAttacker) -> None:
 def test_an_edge_deposes_nobody(eve: DatagramAttacker) -> None:
     eve.expect_refused(
         "not_allowed",
-        eve.seal(LeaseClaim(0, Term(50, "eve"))),
-        eve.seal(LeaseRelease()),
-        eve.seal(LeaseRelease(Term(1, "ann"))),
-        eve.seal(Heartbeat(MeshRole.PUBLISHER, None, (), 0, 0, Term(50, "eve"))),
-        eve.seal(Heartbeat(MeshRole.STANDBY, None, (), 0, 0, Term(2**50, "ann"))),
+        eve.sign(LeaseClaim(0, Term(50, "eve"))),
+        eve.sign(LeaseRelease()),
+        eve.sign(LeaseRelease(Term(1, "ann"))),
+        eve.sign(Heartbeat(MeshRole.PUBLISHER, None, (), 0, 0, Term(50, "eve"))),
+        eve.sign(Heartbeat(MeshRole.STANDBY, None, (), 0, 0, Term(2**50, "ann"))),
     )
 
 
@@ -130,13 +130,13 @@ def test_hints_and_reports_of_an_edge_move_nobody(eve: DatagramAttacker) -> None
     named = (KnownPeer("ann", "", "127.0.0.1:9", ""), KnownPeer("zed", "", "127.0.0.1:9", ""))
     before = eve.mesh()["received"]
     eve.send(
-        eve.seal(Heartbeat(MeshRole.STANDBY, None, named, 0)), eve.seal(BackendUnhealthy("bo"))
+        eve.sign(Heartbeat(MeshRole.STANDBY, None, named, 0)), eve.sign(BackendUnhealthy("bo"))
     )
     wait_until(lambda: eve.mesh()["received"] >= before + 2)
 
 
 def test_mutated_datagrams_are_judged_and_the_gateway_goes_on(eve: DatagramAttacker) -> None:
-    random, good = Random(3), eve.seal(Heartbeat(MeshRole.STANDBY, None, (), 0))
+    random, good = Random(3), eve.sign(Heartbeat(MeshRole.STANDBY, None, (), 0))
     before = eve.mesh()["received"]
     for _ in range(300):
         mutated = bytearray(good)

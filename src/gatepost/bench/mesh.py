@@ -16,7 +16,7 @@ from gatepost.bench.fsync import percentile
 from gatepost.bench.mailbox import BenchMachine, describe_machine
 from gatepost.events import NodeKey
 from gatepost.mesh.address_cookie import AddressCookies
-from gatepost.mesh.coordinator import MeshCoordinator, MeshIdentity
+from gatepost.mesh.coordinator import MeshCoordinator
 from gatepost.mesh.datagram_judge import DatagramJudge
 from gatepost.mesh.datagram_signature import NodeKeySigner, append_signature
 from gatepost.mesh.decisions import MeshDecision, SendDatagram
@@ -24,6 +24,7 @@ from gatepost.mesh.members import MeshMember
 from gatepost.mesh.mesh_node import MeshNode
 from gatepost.mesh.mesh_time import MeshTime, MeshTimers
 from gatepost.mesh.messages import Heartbeat, MeshMessage, MeshRole, encode_message
+from gatepost.mesh.outgoing_messages import MeshIdentity
 from gatepost.testing.clock import ManualClock
 
 _EPOCH_SECS = 1_700_000_000

@@ -5,12 +5,9 @@ heartbeat of this node, except for one answer to a peer whose address is not pro
 claim that follows a released lease.
 """
 
-from collections.abc import Callable, Iterable
-
-from msgspec import Struct
+from collections.abc import Callable
 
 from gatepost.mesh.address_cookie import AddressCookies
-from gatepost.mesh.datagram_signature import compute_hmac
 from gatepost.mesh.decisions import (
     BackendReported,
     DatagramRefused,
@@ -18,7 +15,6 @@ from gatepost.mesh.decisions import (
     IntroPointsHeard,
     MeshDecision,
     PeerStatusChanged,
-    SendMessage,
 )
 from gatepost.mesh.election import Election, ElectionView, Rank
 from gatepost.mesh.gossip import choose_gossip
@@ -38,23 +34,13 @@ from gatepost.mesh.messages import (
     PeerAnnounce,
     Term,
 )
+from gatepost.mesh.outgoing_messages import MeshIdentity, OutgoingMessages
 from gatepost.mesh.peer_table import MeshPeer, PeerTable
 from gatepost.mesh.refusals import Refusal
 
 _WORST_PRIORITY = 2**32 - 1
 _REPEATS = 3
 MAX_BACKENDS = 16
-
-
-class MeshIdentity(Struct, frozen=True, kw_only=True):
-    """This node in the mesh. `address` is where others reach it, if it knows that."""
-
-    node: str
-    priority: int
-    may_lead: bool
-    address: str = ""
-    wg_pubkey: str = ""
-    tunnel_ip: str = ""
 
 
 class MeshCoordinator:
@@ -74,7 +60,7 @@ class MeshCoordinator:
         rank = (identity.priority, identity.node)
         self.election = Election(rank, identity.may_lead, timers, now, honoured)
         self.members: MeshMembers = {}
-        self.cluster_token = ""
+        self.outgoing = OutgoingMessages(identity, self.peers, cookies)
         self.bootstrap_addresses: tuple[str, ...] = ()
         # Whether a datagram may go to an address that a peer named.
         self.accepts_address: Callable[[str], bool] = bool
@@ -97,7 +83,7 @@ class MeshCoordinator:
 
     def change_identity(self, identity: MeshIdentity) -> None:
         """This node's tier, priority or address is another one now."""
-        self.identity = identity
+        self.identity = self.outgoing.identity = identity
         self.election.rank = (identity.priority, identity.node)
         self.election.may_lead = identity.may_lead
 
@@ -149,7 +135,7 @@ class MeshCoordinator:
             return []
         self.election.release_lease()
         release = LeaseRelease(self.election.honoured)
-        return [*self._broadcast(release), *self._report_changes()]
+        return [*self.outgoing.broadcast(release), *self._report_changes()]
 
     # -- addresses
 
@@ -160,7 +146,7 @@ class MeshCoordinator:
         if self._cookies.is_valid(message.echo, peer.id, source):
             self.peers.prove_address(peer, source)
         elif source != peer.address and peer.spend_credit(ANNOUNCE_BYTES):
-            return [self._announce_to(source, peer.id)]
+            return [self.outgoing.announce_to(source, peer.id)]
         return []
 
     def _follow_hint(self, node: str, address: str, by: MeshPeer, now: int) -> list[MeshDecision]:
@@ -179,7 +165,7 @@ class MeshCoordinator:
         if not is_paid:
             return []
         peer.tries_left -= 1
-        return [self._announce_to(peer.hinted_address, peer.id)]
+        return [self.outgoing.announce_to(peer.hinted_address, peer.id)]
 
     # -- messages of peers
 
@@ -279,13 +265,13 @@ class MeshCoordinator:
         term = self.election.honoured
         if not self.election.is_publisher or term == held:
             return []
-        return list(self._broadcast(LeaseClaim(self.identity.priority, term)))
+        return list(self.outgoing.broadcast(LeaseClaim(self.identity.priority, term)))
 
     def _send_heartbeats(self) -> list[MeshDecision]:
-        decisions: list[MeshDecision] = [*self._broadcast(self._make_heartbeat())]
+        decisions: list[MeshDecision] = [*self.outgoing.broadcast(self._make_heartbeat())]
         decisions += self._tell_intro_points()
         for backend in self.unhealthy_backends[:MAX_BACKENDS]:
-            decisions += self._broadcast(BackendUnhealthy(backend))
+            decisions += self.outgoing.broadcast(BackendUnhealthy(backend))
         return decisions
 
     def _tell_intro_points(self) -> list[MeshDecision]:
@@ -296,7 +282,7 @@ class MeshCoordinator:
             return []
         for peer in untold:
             peer.times_told += 1
-        return [self._send_to(peer.address, peer.id, points) for peer in untold]
+        return [self.outgoing.send_to(peer.address, peer.id, points) for peer in untold]
 
     def _make_heartbeat(self) -> Heartbeat:
         points = self._intro_points.intro_points if self._intro_points else ()
@@ -321,29 +307,8 @@ class MeshCoordinator:
                 decisions += self._try_hint(peer)
         alive_at = {peer.address for peer in self.peers.living_peers()}
         missing = (each for each in self.bootstrap_addresses if each not in alive_at)
-        decisions += [self._announce_to(address, None) for address in missing]
+        decisions += [self.outgoing.announce_to(address, None) for address in missing]
         return decisions
-
-    def _announce_to(self, address: str, node: str | None) -> SendMessage:
-        me = self.identity
-        announce = PeerAnnounce("", me.wg_pubkey, me.address, me.tunnel_ip, me.priority)
-        if self.cluster_token:
-            hmac = compute_hmac(self.cluster_token, me.node, node or "", announce)
-            announce = PeerAnnounce(
-                "", me.wg_pubkey, me.address, me.tunnel_ip, me.priority, hmac=hmac
-            )
-        return self._send_to(address, node, announce)
-
-    def _broadcast(self, payload: Payload) -> Iterable[SendMessage]:
-        """To all peers with a proven address, the dead too: a healed network needs a first word."""
-        proven = [peer for peer in self.peers if peer.address]
-        return [self._send_to(peer.address, peer.id, payload) for peer in proven]
-
-    def _send_to(self, address: str, node: str | None, payload: Payload) -> SendMessage:
-        peer = None if node is None else self.peers.find_peer(node)
-        cookie = "" if node is None else self._cookies.cookie_for(node, address)
-        echo = peer.cookie if peer else ""
-        return SendMessage(address, MeshMessage(self.identity.node, payload, node, cookie, echo))
 
     def _report_changes(self) -> list[MeshDecision]:
         decisions: list[MeshDecision] = [

@@ -22,7 +22,7 @@ from gatepost.mesh.members import MeshMember, MeshMembers
 from gatepost.mesh.mesh_time import MeshTime, MeshTimers, SteadyClock
 from gatepost.mesh.messages import (
     ANNOUNCE_BYTES,
-    Envelope,
+    DatagramEnvelope,
     MeshMessage,
     MessageType,
     Payload,
@@ -60,7 +60,7 @@ class DatagramJudge:
         self._unproven = TokenBucket(_UNPROVEN_RATE, _UNPROVEN_BURST, self._clock)
         self.members: MeshMembers = {}
         self.cluster_tokens: tuple[str, ...] = ()
-        self._sealed = 0
+        self._signed_count = 0
 
     def judge_datagram(self, datagram: bytes, source: str, now: MeshTime) -> MeshMessage | Refusal:
         text, signature = split_signature(datagram)
@@ -70,7 +70,9 @@ class DatagramJudge:
         refusal = self._check_origin(envelope, text, signature, source, now)
         return refusal or self._open_payload(envelope)
 
-    def _open_envelope(self, datagram: bytes, text: bytes, now: MeshTime) -> Envelope | Refusal:
+    def _open_envelope(
+        self, datagram: bytes, text: bytes, now: MeshTime
+    ) -> DatagramEnvelope | Refusal:
         """The checks that cost next to nothing."""
         if len(datagram) > MAX_DATAGRAM_BYTES:
             return Refusal.OVERSIZED
@@ -86,7 +88,12 @@ class DatagramJudge:
         return envelope
 
     def _check_origin(
-        self, envelope: Envelope, text: bytes, signature: bytes | None, source: str, now: MeshTime
+        self,
+        envelope: DatagramEnvelope,
+        text: bytes,
+        signature: bytes | None,
+        source: str,
+        now: MeshTime,
     ) -> Refusal | None:
         member = self.members[envelope.node_id]
         self._clock.set_time(now.steady_ms)
@@ -100,18 +107,18 @@ class DatagramJudge:
         is_new = self._replays.add_datagram(member.id, text, now.steady_ms)
         return None if is_new else Refusal.REPLAYED
 
-    def seal_message(self, message: MeshMessage, now: MeshTime) -> bytes:
+    def sign_message(self, message: MeshMessage, now: MeshTime) -> bytes:
         """The signed datagram of a message of this node, unlike all others."""
-        self._sealed += 1
-        text = encode_message(message, now.unix_secs, self._sealed)
+        self._signed_count += 1
+        text = encode_message(message, now.unix_secs, self._signed_count)
         if isinstance(message.payload, PeerAnnounce):
             missing = ANNOUNCE_BYTES - len(text) - SIGNATURE_BYTES - len(',"padding":""')
             padded = replace(message.payload, padding="." * max(0, missing))
             padded_message = replace(message, payload=padded)
-            text = encode_message(padded_message, now.unix_secs, self._sealed)
+            text = encode_message(padded_message, now.unix_secs, self._signed_count)
         return append_signature(text, self._signer)
 
-    def _is_within_limits(self, envelope: Envelope, source: str) -> bool:
+    def _is_within_limits(self, envelope: DatagramEnvelope, source: str) -> bool:
         try:
             if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
                 self._peers.take_token(envelope.node_id)
@@ -129,7 +136,7 @@ class DatagramJudge:
             return bool(member.tunnel_ip) and _host_of(source) == member.tunnel_ip
         return self._signer.verify(member.public_key, text, signature)
 
-    def _open_payload(self, envelope: Envelope) -> MeshMessage | Refusal:
+    def _open_payload(self, envelope: DatagramEnvelope) -> MeshMessage | Refusal:
         payload = decode_payload(envelope)
         if payload is None:
             return Refusal.BAD_PAYLOAD
@@ -137,7 +144,7 @@ class DatagramJudge:
             return Refusal.BAD_HMAC
         return MeshMessage(envelope.node_id, payload, envelope.to, envelope.cookie, envelope.echo)
 
-    def _has_token(self, envelope: Envelope, payload: Payload) -> bool:
+    def _has_token(self, envelope: DatagramEnvelope, payload: Payload) -> bool:
         if not isinstance(payload, PeerAnnounce) or not self.cluster_tokens:
             return True
         return is_hmac_valid(self.cluster_tokens, envelope.node_id, envelope.to or "", payload)

@@ -22,12 +22,12 @@ class MeshNode:
 
     def set_members(self, members: MeshMembers, now: MeshTime) -> list[MeshDecision]:
         self._judge.members = members
-        return self._seal(self.coordinator.set_members(members, now.steady_ms), now)
+        return self._sign_decisions(self.coordinator.set_members(members, now.steady_ms), now)
 
     def set_cluster_tokens(self, tokens: tuple[str, ...]) -> None:
         """The valid tokens; the first one is used for this node's own announcements."""
         self._judge.cluster_tokens = tokens
-        self.coordinator.cluster_token = tokens[0] if tokens else ""
+        self.coordinator.outgoing.cluster_token = tokens[0] if tokens else ""
 
     def receive(self, datagram: bytes, source: str, now: MeshTime) -> list[MeshDecision]:
         self.received += 1
@@ -39,20 +39,22 @@ class MeshNode:
         for decision in decisions:
             if isinstance(decision, DatagramRefused):
                 self.refused[decision.refusal] += 1
-        return self._seal(decisions, now)
+        return self._sign_decisions(decisions, now)
 
     def hint_peer(self, node: str, address: str, now: MeshTime) -> list[MeshDecision]:
-        return self._seal(self.coordinator.hint_peer(node, address, now.steady_ms), now)
+        return self._sign_decisions(self.coordinator.hint_peer(node, address, now.steady_ms), now)
 
     def tick(self, now: MeshTime) -> list[MeshDecision]:
-        return self._seal(self.coordinator.tick(now.steady_ms), now)
+        return self._sign_decisions(self.coordinator.tick(now.steady_ms), now)
 
     def release_lease(self, now: MeshTime) -> list[MeshDecision]:
-        return self._seal(self.coordinator.release_lease(), now)
+        return self._sign_decisions(self.coordinator.release_lease(), now)
 
-    def _seal(self, decisions: Iterable[MeshDecision], now: MeshTime) -> list[MeshDecision]:
+    def _sign_decisions(
+        self, decisions: Iterable[MeshDecision], now: MeshTime
+    ) -> list[MeshDecision]:
         return [
-            SendDatagram(each.address, self._judge.seal_message(each.message, now))
+            SendDatagram(each.address, self._judge.sign_message(each.message, now))
             if isinstance(each, SendMessage)
             else each
             for each in decisions

@@ -119,7 +119,7 @@ PAYLOADS: dict[MessageType, type[Payload]] = {
 TYPES: dict[type[Payload], MessageType] = {payload: type for type, payload in PAYLOADS.items()}
 
 
-class Envelope(Struct, frozen=True, omit_defaults=True):
+class DatagramEnvelope(Struct, frozen=True, omit_defaults=True):
     """The payload stays undecoded until the sender and the time are known to be right.
 
     `to` names the receiver. `cookie` is to be returned as `echo` in messages to this sender. `seq`
@@ -147,7 +147,7 @@ class MeshMessage(Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_envelope = msgspec.json.Decoder(Envelope).decode
+_decode_envelope = msgspec.json.Decoder(DatagramEnvelope).decode
 _DECODE_PAYLOAD = {
     type.value: msgspec.json.Decoder(payload).decode for type, payload in PAYLOADS.items()
 }
@@ -155,7 +155,7 @@ _DECODE_PAYLOAD = {
 
 def encode_message(message: MeshMessage, timestamp: int, seq: int = 0) -> bytes:
     return _encode(
-        Envelope(
+        DatagramEnvelope(
             message.sender,
             timestamp,
             TYPES[type(message.payload)].value,
@@ -168,7 +168,7 @@ def encode_message(message: MeshMessage, timestamp: int, seq: int = 0) -> bytes:
     )
 
 
-def decode_envelope(text: bytes) -> Envelope | None:
+def decode_envelope(text: bytes) -> DatagramEnvelope | None:
     """None if this is no message at all."""
     try:
         return _decode_envelope(text)
@@ -176,7 +176,7 @@ def decode_envelope(text: bytes) -> Envelope | None:
         return None
 
 
-def decode_payload(envelope: Envelope) -> Payload | None:
+def decode_payload(envelope: DatagramEnvelope) -> Payload | None:
     """None if the type is unknown, or the payload does not fit it."""
     decode = _DECODE_PAYLOAD.get(envelope.type)
     if decode is None:

@@ -1,9 +1,9 @@
 """The members of the room as the mesh knows them, and this node's own place among them."""
 
 from gatepost.config.mesh_settings import MeshSettings
-from gatepost.mesh.coordinator import MeshIdentity
 from gatepost.mesh.members import MeshMember, MeshMembers
 from gatepost.mesh.mesh_time import MeshTimers
+from gatepost.mesh.outgoing_messages import MeshIdentity
 from gatepost.room import RoomMember, SharedRoom
 from gatepost.room.roles import Role
 

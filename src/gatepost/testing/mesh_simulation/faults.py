@@ -41,7 +41,7 @@ class StopPlan(Struct, frozen=True):
     kind: str
 
 
-class FaultPlan(Struct, frozen=True):
+class MeshFaultPlan(Struct, frozen=True):
     seed: int
     nodes: tuple[NodePlan, ...]
     loss: float
@@ -58,12 +58,12 @@ class FaultPlan(Struct, frozen=True):
         return self.heals_at + self.timers.takeover_ms + 2 * self.timers.heartbeat_ms
 
 
-def draw_plan(seed: int, size: int | None = None) -> FaultPlan:
+def draw_plan(seed: int, size: int | None = None) -> MeshFaultPlan:
     random = Random(seed)
     count = size or _draw_size(random)
     heals_at = random.randint(*_FAULT_MS)
     stops = _draw_stops(random, count, heals_at)
-    return FaultPlan(
+    return MeshFaultPlan(
         seed=seed,
         nodes=tuple(_draw_node(random, number, count, stops) for number in range(count)),
         loss=random.choice((0.0, 0.05, 0.3)),

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from gatepost.testing.mesh_simulation.faults import FaultPlan, draw_plan
+from gatepost.testing.mesh_simulation.faults import MeshFaultPlan, draw_plan
 from gatepost.testing.mesh_simulation.simulated_node import SimulatedMeshNode
 from gatepost.testing.mesh_simulation.simulator import MakeNode, MeshSimulator
 
@@ -19,7 +19,7 @@ class MeshRunResult(Struct, frozen=True):
 
 
 def simulate_mesh(
-    seed: int, make_node: MakeNode = SimulatedMeshNode, plan: FaultPlan | None = None
+    seed: int, make_node: MakeNode = SimulatedMeshNode, plan: MeshFaultPlan | None = None
 ) -> MeshRunResult:
     plan = plan or draw_plan(seed)
     simulator = MeshSimulator(plan, make_node, on_wire=seed % _WIRE_EVERY == 0)

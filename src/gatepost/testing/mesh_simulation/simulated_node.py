@@ -3,13 +3,14 @@
 from hashlib import blake2b
 
 from gatepost.mesh.address_cookie import AddressCookies
-from gatepost.mesh.coordinator import MeshCoordinator, MeshIdentity
+from gatepost.mesh.coordinator import MeshCoordinator
 from gatepost.mesh.datagram_judge import DatagramJudge
 from gatepost.mesh.decisions import MeshDecision, SendDatagram, SendMessage
 from gatepost.mesh.members import MeshMember, MeshMembers
 from gatepost.mesh.mesh_node import MeshNode
 from gatepost.mesh.mesh_time import MeshTime, MeshTimers
 from gatepost.mesh.messages import ANNOUNCE_BYTES, MeshMessage, PeerAnnounce, Term
+from gatepost.mesh.outgoing_messages import MeshIdentity
 from gatepost.testing.mesh_simulation.faults import NodePlan
 
 # A message that was not encoded counts as so many bytes.

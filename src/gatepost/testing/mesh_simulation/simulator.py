@@ -7,7 +7,7 @@ from random import Random
 
 from gatepost.mesh.decisions import ElectionChanged, MeshDecision, SendDatagram, SendMessage
 from gatepost.testing.mesh_simulation.checker import ElectionChecker
-from gatepost.testing.mesh_simulation.faults import CutPlan, FaultPlan, StopPlan
+from gatepost.testing.mesh_simulation.faults import CutPlan, MeshFaultPlan, StopPlan
 from gatepost.testing.mesh_simulation.simulated_node import (
     Parcel,
     SimulatedMeshNode,
@@ -21,7 +21,7 @@ _Action = Callable[[], None]
 
 class MeshSimulator:
     def __init__(
-        self, plan: FaultPlan, make_node: MakeNode = SimulatedMeshNode, on_wire: bool = False
+        self, plan: MeshFaultPlan, make_node: MakeNode = SimulatedMeshNode, on_wire: bool = False
     ) -> None:
         self.plan = plan
         self.now = 0
