@@ -105,7 +105,8 @@ async def fetch_merged(folder: Path, settings: Path, identity: OnionIdentity) ->
             found[:] = [open_descriptor(text, identity)] if "hs-descriptor" in text else []
             return bool(found) and len(found[0].points) > 3
 
-        await async_wait_until(fetch, 180)
+        # For half of a period clients use a descriptor that is not merged.
+        await async_wait_until(fetch, 420)
         return found[0]
     finally:
         await tor.stop()

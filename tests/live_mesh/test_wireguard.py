@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.live_mesh.machines import Machine, MachineNetwork, missing_for_machines
+from tests.mesh.transports.namespaces import install_packages
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -15,7 +16,10 @@ GATEPOST = ".venv/bin/gatepost"
 
 
 def missing_for_wireguard() -> str:
-    lacking = [tool for tool in ("wg", "wireguard-go", "curl") if shutil.which(tool) is None]
+    tools = ("wg", "wireguard-go", "curl")
+    if any(shutil.which(tool) is None for tool in tools):
+        install_packages("wireguard-tools", "wireguard-go", "curl")
+    lacking = [tool for tool in tools if shutil.which(tool) is None]
     if lacking:
         return f"{', '.join(lacking)} not installed"
     return "" if Path("/dev/net/tun").exists() else "/dev/net/tun is missing"

@@ -45,6 +45,7 @@ class FakeControl:
         self.posted: list[str] = []
         self.opened: list[str] = []
         self.deleted: list[str] = []
+        self.settings: list[str] = []
 
     async def add_onion(self, key_blob: str, ports: object) -> str:
         self.opened.append(key_blob)
@@ -60,8 +61,10 @@ class FakeControl:
         return build_descriptor(self.identity, blinded, self.points, self.clock)
 
     async def ask(self, command: str, data: str | None = None) -> list[str]:
-        assert command.startswith("HSPOST")
-        self.posted.append(data or "")
+        if command.startswith("HSPOST"):
+            self.posted.append(data or "")
+        else:
+            self.settings.append(command)
         return ["OK"]
 
     async def close(self) -> None:
@@ -144,9 +147,15 @@ async def test_only_the_publisher_posts(world: World) -> None:
     await world.service.serve_once()
     assert world.control.posted == []
     assert world.replica.transport.master_points
+    assert world.control.settings == []
     world.publisher = "ann"
     await world.service.serve_once()
+    await world.service.serve_once()
     assert len(world.control.posted) == 1
+    world.publisher = "bob"
+    await world.service.serve_once()
+    name = "PublishHidServDescriptors"
+    assert world.control.settings == [f"SETCONF {name}=1", f"SETCONF {name}=0"]
 
 
 async def test_a_rotation_gives_the_service_another_address(world: World) -> None:

@@ -1,16 +1,16 @@
-"""A private Tor network on loopback: three directory authorities that are relays, and two relays.
+"""A private Tor network on loopback: three directory authorities and three relays.
 
 Everything is in one folder, and no port of it is reachable from another machine.
 """
 
-import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.mesh.transports.namespaces import install_packages
 
 _AUTHORITIES, _RELAYS = 3, 3
 _COMMON = """
@@ -36,13 +36,11 @@ DisableDebuggerAttachment 0
 
 def missing_for_tor() -> str:
     """Why this machine cannot run a Tor network; empty if it can. Root installs what is missing."""
-    if shutil.which("tor") is None or shutil.which("tor-gencert") is None:
-        if os.geteuid() == 0 and shutil.which("apt-get") is not None:
-            install = ["apt-get", "install", "-q", "-y", "--no-install-recommends", "tor"]
-            subprocess.run(install, capture_output=True, check=False)
-        if shutil.which("tor") is None or shutil.which("tor-gencert") is None:
-            return "tor is not installed"
-    return ""
+    tools = ("tor", "tor-gencert")
+    if any(shutil.which(tool) is None for tool in tools):
+        install_packages("tor")
+    lacking = [tool for tool in tools if shutil.which(tool) is None]
+    return f"{', '.join(lacking)} not installed" if lacking else ""
 
 
 @contextmanager
@@ -123,11 +121,3 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-if __name__ == "__main__":
-    import sys
-
-    with private_tor_network(Path(sys.argv[1])) as settings:
-        print(settings, flush=True)
-        time.sleep(float(sys.argv[2]))

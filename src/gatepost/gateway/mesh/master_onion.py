@@ -1,9 +1,14 @@
 """The master onion service: one address for the whole mesh, with intro points of all its nodes.
 
-Every backbone node opens it in a Tor of its own that publishes nothing. The nodes name their intro
-points in the room. The publisher merges them into one descriptor, and has it published by Tor
-(HSPOST). The key of the service is one of the mesh secrets, so only members can open it, and it is
-another one after a revocation. A gateway that is not a member yet has no such key: it joins first.
+Every backbone node opens it in a Tor of its own. The nodes name their intro points in the room. The
+publisher merges them into one descriptor, and has it published by Tor (HSPOST). The key of the
+service is one of the mesh secrets, so only members can open it, and it is another one after a
+revocation. A gateway that is not a member yet has no such key: it joins first.
+
+A service has two descriptors, of two periods, and Tor shows only the first one to merge. From the
+start of a period until the next shared random value, clients use the second. So the Tor of the
+publisher publishes both by itself too; those of the others publish nothing. A merged descriptor
+replaces the first one, because its revision is higher.
 """
 
 from msgspec.structs import replace
@@ -26,7 +31,8 @@ from gatepost.room.roles import Act
 
 _MAX_OWN_POINTS = 4
 # A descriptor is published again after so long: directories forget it, or others are responsible.
-_REPUBLISH_MS = 600_000
+_MAX_REPUBLISH_MS = 600_000
+_REPUBLISHED_PER_PERIOD = 8
 _PublishedState = tuple[bytes, tuple[OnionIntroPoint, ...]]
 
 
@@ -50,6 +56,9 @@ class MasterOnionService:
         self._opened: OnionIdentity | None = None
         self._published: _PublishedState | None = None
         self._published_at = 0
+        self._is_publishing = False
+        period_ms = self._core.settings.tor.period_minutes * 60_000
+        self._republish_ms = min(_MAX_REPUBLISH_MS, period_ms // _REPUBLISHED_PER_PERIOD)
 
     async def serve_once(self) -> None:
         """Open the service, share its intro points, and publish, as far as something changed."""
@@ -60,7 +69,7 @@ class MasterOnionService:
                 await self._share_and_publish(control, identity)
             except TorCommandFailed:
                 # The connection may be lost, and the service with it: begin again.
-                self._opened = None
+                self._opened, self._is_publishing = None, False
                 await self._tor.stop()
                 raise
 
@@ -83,6 +92,7 @@ class MasterOnionService:
         return control
 
     async def _share_and_publish(self, control: TorControl, identity: OnionIdentity) -> None:
+        await self._let_tor_publish(control, self._current.is_this_node())
         own = await self._read_own_points(control, identity)
         if own is None:
             return
@@ -92,6 +102,11 @@ class MasterOnionService:
         )
         if self._current.is_this_node():
             await self._publish_merged(control, identity, own)
+
+    async def _let_tor_publish(self, control: TorControl, wanted: bool) -> None:
+        if wanted != self._is_publishing:
+            await control.ask(f"SETCONF PublishHidServDescriptors={int(wanted)}")
+            self._is_publishing = wanted
 
     async def _read_own_points(
         self, control: TorControl, identity: OnionIdentity
@@ -110,7 +125,7 @@ class MasterOnionService:
     ) -> None:
         points = tuple(merge_intro_points([own.points, *self._points_of_others(identity)]))
         now, state = self._core.clock.now(), (own.blinded_key, points)
-        is_recent = self._published_at <= now < self._published_at + _REPUBLISH_MS
+        is_recent = self._published_at <= now < self._published_at + self._republish_ms
         if state == self._published and is_recent:
             return
         minutes = self._core.settings.tor.period_minutes

@@ -76,7 +76,7 @@ class TransportServices:
         if target is None or not core.settings.tor.master_service:
             yield
             return
-        # Its Tor publishes nothing by itself: the publisher of the mesh does, for all nodes.
+        # Its Tor publishes nothing until this node is the publisher of the mesh.
         tor = create_tor_process(core, "master-tor", "PublishHidServDescriptors 0")
         port = (transport.service.http_port, target)
         master = MasterOnionService(self._replica, self._sharing, self._current, tor, port)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from itertools import islice
 
 from gatepost.access import MeshSecrets, MeshSecretStore
 from gatepost.access.secret_sharing import SecretSharing, decrypt_secrets, encrypt_secrets
@@ -63,9 +64,12 @@ class MeshSecretSharing:
         if secrets is None:
             return
         planned = sharing.plan_records(secrets, is_publisher=self._is_publisher())
-        for slot, member in list(planned.items())[:_RECORDS_AT_ONCE]:
-            record = None if member is None else encrypt_secrets(secrets, member.public_key)
-            await self._publisher.publish_records({slot: record})
+        await self._publisher.publish_records(
+            {
+                slot: None if member is None else encrypt_secrets(secrets, member.public_key)
+                for slot, member in islice(planned.items(), _RECORDS_AT_ONCE)
+            }
+        )
         if len(planned) > _RECORDS_AT_ONCE:
             self._changed.set()
 
