@@ -159,7 +159,7 @@ class MeshCoordinator:
         return [] if peer is None else self._try_hint(peer)
 
     def _try_hint(self, peer: MeshPeer) -> list[MeshDecision]:
-        """Announce this node to a hinted address, at the expense of whoever hinted at it."""
+        """Announce this node to a hinted address, at the expense of the peer that hinted at it."""
         payer = None if peer.hinted_by is None else self.peers.find_peer(peer.hinted_by)
         is_paid = peer.hinted_by is None or (payer and payer.spend_credit(ANNOUNCE_BYTES))
         if not is_paid:

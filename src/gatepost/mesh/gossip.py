@@ -1,4 +1,4 @@
-"""Gossip: the peers that a heartbeat names. What does not fit waits for the next heartbeats."""
+"""Gossip: the peers that a heartbeat names. The others wait for the next heartbeats."""
 
 from collections.abc import Iterable
 

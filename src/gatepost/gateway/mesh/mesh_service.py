@@ -251,7 +251,7 @@ class MeshService:
                 case ElectionChanged():
                     self._note_election(decision)
                 case DatagramRefused(node=str(node)):
-                    detail = "it claims, releases or names what its role in the mesh does not allow"
+                    detail = "its role in the mesh does not allow its claims, releases or terms"
                     self._core.abuse.report_abuse(node, AbuseKind.MESH_ROLE, detail)
                 case BackendReported():
                     now = self._now().steady_ms

@@ -26,7 +26,7 @@ def simulate_mesh(
     simulator.start_all()
     simulator.run_until(plan.settles_at)
     simulator.checker.check_settled(simulator.nodes)
-    # Whoever leads now goes on leading.
+    # The node that leads now goes on leading.
     simulator.run_until(plan.settles_at + plan.timers.suspect_ms)
     simulator.checker.check_settled(simulator.nodes)
     takeovers = sum(node.coordinator.election.takeovers for node in simulator.nodes)
