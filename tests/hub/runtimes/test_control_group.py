@@ -63,3 +63,14 @@ def test_only_a_session_with_a_limit_of_cpu_is_in_a_group_for_it(tmp_path: Path)
     limited.create(64, 1000, 1.5)
     assert limited.folders == [str(cpu)]
     assert (cpu / "cpu.cfs_quota_us").read_text() == "150000"
+
+
+def test_groups_of_a_killed_supervisor_are_found_and_removed(tmp_path: Path) -> None:
+    for controller in ("pids", "memory"):
+        (tmp_path / controller / "gatepost" / "s1").mkdir(parents=True)
+    group = ControlGroup("s1", str(tmp_path))
+    group.find()
+    assert len(group.folders) == 2
+    group.remove()
+    group.find()
+    assert group.folders == []

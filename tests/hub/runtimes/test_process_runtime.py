@@ -12,6 +12,7 @@ import pytest
 from gatepost.errors import LaunchFailed
 from gatepost.hub.agent_definition import AgentDefinition, SessionLimits
 from gatepost.hub.runtimes.bubblewrap import find_bubblewrap
+from gatepost.hub.runtimes.control_group import ControlGroup
 from gatepost.hub.runtimes.process_identity import pids_with_variable, start_time
 from gatepost.hub.runtimes.process_runtime import (
     SESSION_VARIABLE,
@@ -222,6 +223,9 @@ def test_a_killed_session_is_a_signal_and_a_killed_supervisor_is_a_loss(tmp_path
         os.kill(int(handle.data["pid"]), signal.SIGKILL)
         assert (await sessions.runtime.wait(handle)).reason == "lost"
         assert pids_with_variable(SESSION_VARIABLE, handle.name) == []
+        group = ControlGroup(handle.name)
+        group.find()
+        assert group.folders == []
         assert not (sessions.root / handle.name / "secrets").exists()
 
     run(body, tmp_path)

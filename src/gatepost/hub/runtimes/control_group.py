@@ -61,6 +61,12 @@ class ControlGroup:
             with suppress(OSError):
                 os.rmdir(folder)  # noqa: PTH106
 
+    def find(self) -> None:
+        """Find the groups that a supervisor made which ended before it removed them."""
+        parents = [self._root, *(f"{self._root}/{each}" for each in ("pids", "memory", "cpu"))]
+        folders = [f"{parent}/{_PARENT}/{self._name}" for parent in parents]
+        self.folders = [each for each in folders if os.path.isdir(each)]  # noqa: PTH112
+
     def _create_unified(self, processes: int, memory: int, cpus: float | None) -> None:
         parent = f"{self._root}/{_PARENT}"
         with suppress(OSError):

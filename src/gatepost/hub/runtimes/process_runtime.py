@@ -20,6 +20,7 @@ import msgspec
 
 from gatepost.errors import LaunchFailed
 from gatepost.hub.runtimes.bubblewrap import find_bubblewrap, sandbox_command
+from gatepost.hub.runtimes.control_group import ControlGroup
 from gatepost.hub.runtimes.process_identity import (
     all_pids,
     boot_id,
@@ -240,10 +241,13 @@ class ProcessRuntime:
         for _ in range(_KILL_ROUNDS):
             pids = await asyncio.to_thread(pids_with_variable, SESSION_VARIABLE, handle.name)
             if not pids:
-                return
+                break
             for pid in pids:
                 send_signal(pid, signal.SIGKILL)
             await asyncio.sleep(_KILL_PAUSE_SECS)
+        group = ControlGroup(handle.name)
+        group.find()
+        group.remove()
 
 
 class _Spawner:
