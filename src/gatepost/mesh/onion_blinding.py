@@ -59,11 +59,12 @@ def find_blinded_key(
 ) -> BlindedKey | None:
     """The key of the period in which this public key is valid; None if it is not of this time.
 
-    The start of a period depends on the consensus, so its neighbours are tried too.
+    The start of a period depends on the consensus, and a service keeps the key of the period before
+    for a while. So the neighbours are tried too.
     """
     current = now // 60_000 // minutes
-    for period in (current, max(0, current - 1), current + 1):
-        found = blind_key(identity, period, minutes)
+    for step in (0, -1, 1, -2):
+        found = blind_key(identity, max(0, current + step), minutes)
         if found.public_key == public_key:
             return found
     return None
