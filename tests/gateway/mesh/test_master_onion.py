@@ -141,6 +141,16 @@ async def test_nothing_is_posted_twice_but_again_after_ten_minutes_or_a_change(
     assert len(world.control.posted) == 3
 
 
+async def test_a_descriptor_of_an_earlier_period_is_left_to_tor(
+    world: World, clock: ManualClock
+) -> None:
+    await world.rotate()
+    world.control.clock = ManualClock(clock.now())
+    clock.advance(5 * 86_400_000)
+    await world.service.serve_once()
+    assert world.control.posted == []
+
+
 async def test_only_the_publisher_posts(world: World) -> None:
     await world.rotate()
     world.publisher = "bob"

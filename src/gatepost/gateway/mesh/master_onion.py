@@ -129,7 +129,11 @@ class MasterOnionService:
         if state == self._published and is_recent:
             return
         minutes = self._core.settings.tor.period_minutes
-        text = build_descriptor(identity, own.blinded_key, points, self._core.clock, minutes)
+        try:
+            text = build_descriptor(identity, own.blinded_key, points, self._core.clock, minutes)
+        except EncryptionError:
+            # The period of this descriptor is over, and our Tor publishes the next one by itself.
+            return
         await control.ask(f"HSPOST HSADDRESS={identity.host.removesuffix('.onion')}", text)
         self._published, self._published_at = state, now
 
