@@ -262,6 +262,20 @@ def test_who_is_linked_is_not_asked_for_by_relay(mesh: Mesh, a: Gate, b: Gate) -
     assert relayed(wire_of(mesh, "b", "s"), b) == []
 
 
+def test_an_outbox_that_was_left_out_for_a_moment_begins_anew(mesh: Mesh, a: Gate, b: Gate) -> None:
+    """Requests come faster than the relay handles them, and it handles the last one only."""
+    a.send(b)
+    mesh.flow()
+    wire = wire_of(mesh, "b", "s")
+    wants = wire.end_of(b).port.reader._wants
+    relay = wire.end_of(mesh["s"]).port._relay
+    assert relay is not None
+    for asked in (["x", *wants], wants, [], wants):
+        relay.receive_frame(RelayFrame([], asked, 1 << 20))
+    mesh.flow()
+    assert seqs(relayed(wire, b)) == [1, 1]
+
+
 def test_what_came_by_relay_is_not_relayed() -> None:
     """Or it could go round in circles."""
     mesh = Mesh("a", "b", "s", "t", relays=["s", "t"])

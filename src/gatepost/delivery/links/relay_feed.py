@@ -1,7 +1,7 @@
 """A relay's feed for one reader: all the outboxes it wants, in turns, as fast as it takes them."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -60,16 +60,19 @@ class RelayFeed:
         self._shelves: dict[str, ReaderShelf] = {}
 
     def set_wants(
-        self, positions: Sequence[Position], found: dict[str, tuple[ReplicaState, int]]
+        self,
+        positions: Sequence[Position],
+        found: dict[str, tuple[ReplicaState, int]],
+        kept: Collection[str],
     ) -> None:
-        """The reader wants these outboxes from now on; those it wanted before go on."""
+        """The reader wants these outboxes from now on; the `kept` that it wanted before go on."""
         before = self._shelves
         self._shelves = {}
         read: dict[str, list[Position]] = {}
         for position in positions:
             read.setdefault(position[0], []).append(position)
         for source, (state, through) in found.items():
-            if source in before:
+            if source in before and source in kept:
                 self._shelves[source] = before[source]
                 continue
             self._shelves[source] = ReaderShelf(read.get(source, []), through)

@@ -223,8 +223,12 @@ class RelayHostPart:
         # How many Follow frames the peer has not answered yet.
         self._unanswered = 0
         self._restarts = False
-        # The peer's last request, until it is handled.
+        # The peer's last request, until it is handled, and the outboxes of its latest one.
         self._request: RelayFrame | None = None
+        self._wants: frozenset[str] = frozenset()
+        # Outboxes that a request left out since the last one was handled: they begin anew, even if
+        # a later request names them again.
+        self._dropped: set[str] = set()
         self._is_saving = False
         # The peer's last request, if it names nodes that we do not know yet.
         self._unserved: RelayFrame | None = None
@@ -248,6 +252,8 @@ class RelayHostPart:
     def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:
             case RelayFrame():
+                self._dropped |= self._wants.difference(frame.wants)
+                self._wants = frozenset(frame.wants)
                 self._request = frame
                 self.resume_requests()
             case TakenFrame(stream="relay"):
@@ -345,21 +351,27 @@ class RelayHostPart:
         wants = [each for each in frame.wants if each != self.peer and self._host.find_key(each)]
         self._unserved = frame if len(wants) < len(frame.wants) else None
         self._is_saving = True
-        self._port.commit(
-            lambda tx: replica.save_reader(tx, self.peer, wants, frame.positions),
-            lambda found: self._start_serving(frame, found),
-        )
+        dropped, self._dropped = self._dropped, set()
+        kept = [each for each in wants if each not in dropped]
+
+        def save_reader(tx: Tx) -> dict[str, tuple[ReplicaState, int]]:
+            replica.save_reader(tx, self.peer, kept, frame.positions)
+            return replica.save_reader(tx, self.peer, wants, frame.positions)
+
+        self._port.commit(save_reader, lambda found: self._start_serving(frame, found, kept))
 
     def retry_unserved(self) -> None:
         if self._unserved is not None and self._host.find_key(self.peer) is not None:
             self._request = self._request or self._unserved
             self.resume_requests()
 
-    def _start_serving(self, frame: RelayFrame, found: dict[str, tuple[ReplicaState, int]]) -> None:
+    def _start_serving(
+        self, frame: RelayFrame, found: dict[str, tuple[ReplicaState, int]], kept: Sequence[str]
+    ) -> None:
         self._is_saving = False
         if self._feed is None:
             return
-        self._feed.set_wants(frame.positions, found)
+        self._feed.set_wants(frame.positions, found, kept)
         for source in found:
             self._host.want_source(source)
         self.resume_requests()
