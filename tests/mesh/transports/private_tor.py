@@ -3,6 +3,7 @@
 Everything is in one folder, and no port of it is reachable from another machine.
 """
 
+import os
 import shutil
 import socket
 import subprocess
@@ -108,6 +109,8 @@ def _start_node(
         "SocksPort 0",
         f"Log notice file {home / 'tor.log'}",
         "ContactInfo nobody@example.org",
+        # It ends with this process, even if that is killed.
+        f"__OwningControllerProcess {os.getpid()}",
     ]
     if name.startswith("a"):
         own += ["AuthoritativeDirectory 1", "V3AuthoritativeDirectory 1"]

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 _START_SECS = 30.0
 _PAUSE_SECS = 0.1
 _LOOPBACK = "127.0.0.1"
+_COOKIE_BYTES = 32
 
 
 class TorAddresses(Struct, frozen=True):
@@ -73,8 +74,9 @@ class TorProcess:
 
     def _write_settings(self) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            (self._folder / "control-port").unlink()
+        for old in ("control-port", "cookie"):
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / old).unlink()
         lines = [
             f"DataDirectory {self._folder / 'data'}",
             "SocksPort auto",
@@ -111,8 +113,11 @@ class TorProcess:
         return found
 
     def _read_control_port(self) -> int | None:
+        """The control port, once the cookie is written too; None before that."""
         try:
             text = (self._folder / "control-port").read_text()
+            if (self._folder / "cookie").stat().st_size != _COOKIE_BYTES:
+                return None
         except FileNotFoundError:
             return None
         port = text.strip().rpartition(":")[2]
