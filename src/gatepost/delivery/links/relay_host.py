@@ -39,7 +39,7 @@ REPLICA_KEEP_MS = 48 * 3_600_000
 
 
 # How long a reader that reads nothing waits until an outbox is followed for it again.
-_FIRST_RESTART_MS = 600_000
+_FIRST_RESTART_MS = 15_000
 _MAX_RESTART_MS = 86_400_000
 
 
