@@ -33,8 +33,6 @@ _LARGE_REQUESTS = 0.15
 _CANCELLED = 0.25
 # How many tasks are tried again if their executor is lost.
 _RETRIED = 0.4
-# A commit group with events of tasks is larger than the smallest window of messages.
-_TASK_WINDOW = 20_000
 # The silence of a gateway is longer than clocks jump and than senders wait for it.
 _HUB = HubSettings(agent_silence_secs=10.0, abandon_secs=300.0)
 # How many single messages or bursts have callers that wait for the replies.
@@ -85,7 +83,7 @@ def simulate(
     random, terms = Random(f"{seed}/run"), Random(f"{seed}/terms")
     settings, topology = _draw_settings(random), _draw_topology(random, shape.nodes)
     if shape.tasks:
-        settings = replace(settings, hub=_HUB, window=max(settings.window, _TASK_WINDOW))
+        settings = replace(settings, hub=_HUB)
     with SimulatedMesh(seed, shape.nodes, settings, trace, **topology) as mesh:
         mesh.seen.brief = True
         mesh.seen.hasty = settings.retries.verdict_wait == _HASTY_MS
