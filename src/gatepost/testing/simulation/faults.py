@@ -198,7 +198,8 @@ def round_trip(mesh: SimulatedMesh, random: Random) -> None:
 
 
 def _move_if_alive(mesh: SimulatedMesh, name: str, to: str) -> None:
-    if to not in mesh.seen.lost and not mesh.healed:
+    lied = (to, name) in mesh.lies
+    if to not in mesh.seen.lost and not lied and not mesh.healed:
         mesh.trace("room", f"{name} moves to {to}")
         mesh.move_agent(name, to)
 
