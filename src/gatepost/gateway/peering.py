@@ -13,24 +13,24 @@ from gatepost.gateway.admin.route_api import RouteApi
 from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.gateway.listening.connection_guard import ConnectionGuard
-from gatepost.gateway.mesh import mesh_report
+from gatepost.gateway.mesh import bootstrap_server, descriptor_publisher, mesh_report
+from gatepost.gateway.mesh.bootstrap_client import BootstrapClient
+from gatepost.gateway.mesh.bootstrap_server import BootstrapServer
+from gatepost.gateway.mesh.descriptor_publisher import DescriptorPublisher
 from gatepost.gateway.mesh.mesh_report import MeshCollector
+from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.mesh.mesh_service import MeshService
 from gatepost.gateway.mesh.transport_choice import create_transport
 from gatepost.gateway.mesh.transport_services import TransportServices
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.monitoring.peer_report import PeerReport
-from gatepost.gateway.peers import bootstrap_server, descriptor_publisher, join_server
+from gatepost.gateway.peers import join_server
 from gatepost.gateway.peers.agent_ownership import AgentOwnership
-from gatepost.gateway.peers.bootstrap_client import BootstrapClient
-from gatepost.gateway.peers.bootstrap_server import BootstrapServer
 from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.gateway.peers.current_publisher import CurrentPublisher
-from gatepost.gateway.peers.descriptor_publisher import DescriptorPublisher
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_client import websocket_url
 from gatepost.gateway.peers.join_server import JoinServer
-from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.owner_changes import OwnerChanges
 from gatepost.gateway.peers.record_publisher import RecordPublisher

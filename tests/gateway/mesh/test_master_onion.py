@@ -7,8 +7,8 @@ import pytest
 
 from gatepost.access import MeshSecretStore
 from gatepost.gateway.mesh.master_onion import MasterOnionService
+from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.current_publisher import CurrentPublisher
-from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.onion_blinding import blind_key

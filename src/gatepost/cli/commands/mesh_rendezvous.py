@@ -11,7 +11,7 @@ from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
 from gatepost.cli.problems import CommandProblem, ExitCode
 from gatepost.files import write_file_atomically
-from gatepost.gateway.api.mesh_views import MeshSecretView
+from gatepost.gateway.mesh.mesh_views import MeshSecretView
 from gatepost.mesh.rendezvous import VerifiedDescriptor, verify_document
 
 

@@ -5,7 +5,7 @@ import sys
 from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
-from gatepost.gateway.api.mesh_views import MeshPeerView, MeshStatusView
+from gatepost.gateway.mesh.mesh_views import MeshPeerView, MeshStatusView
 
 _WATCH_SECS = 30.0
 

@@ -6,9 +6,9 @@ from gatepost.access import MeshSecrets
 from gatepost.access.join_secret import JoinSecret
 from gatepost.errors import Forbidden, Unavailable
 from gatepost.events import fingerprint_key
-from gatepost.gateway.api.mesh_views import MeshSecretView
 from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
+from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
+from gatepost.gateway.mesh.mesh_views import MeshSecretView
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.onion_identity import master_identity
 from gatepost.room import MeshSecretRecord

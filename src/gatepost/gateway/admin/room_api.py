@@ -30,8 +30,8 @@ from gatepost.gateway.api.room_views import (
 )
 from gatepost.gateway.api.route_decorators import delete, get, post
 from gatepost.gateway.api.route_parameters import PathName, RoomWaitSecs, SeenCount
+from gatepost.gateway.mesh.bootstrap_client import BootstrapClient
 from gatepost.gateway.monitoring.peer_report import PeerReport
-from gatepost.gateway.peers.bootstrap_client import BootstrapClient
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_client import JoinedPeer, http_url
 from gatepost.gateway.peers.record_publisher import RecordChanges, RecordPublisher

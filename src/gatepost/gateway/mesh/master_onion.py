@@ -14,8 +14,8 @@ replaces the first one, because its revision is higher.
 from msgspec.structs import replace
 
 from gatepost.errors import EncryptionError
+from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.current_publisher import CurrentPublisher
-from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.onion_descriptor import (
     OnionIntroPoint,

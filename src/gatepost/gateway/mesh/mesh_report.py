@@ -8,10 +8,10 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gatepost.gateway.api.mesh_views import MeshPeerView, MeshStatusView
 from gatepost.gateway.api.route_decorators import get
 from gatepost.gateway.api.route_parameters import RoomWaitSecs, SeenCount
 from gatepost.gateway.mesh.mesh_service import MeshService
+from gatepost.gateway.mesh.mesh_views import MeshPeerView, MeshStatusView
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.mesh_node import MeshNode
 from gatepost.mesh.messages import MeshRole

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from gatepost.gateway.mesh.master_onion import MasterOnionService
+from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.mesh.transport_choice import create_tor_process
 from gatepost.gateway.mesh.tunnel_peers import TunnelPeers
 from gatepost.gateway.peers.current_publisher import CurrentPublisher
-from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.transports.tor import TorTransport
 from gatepost.mesh.transports.transport import DatagramTransport

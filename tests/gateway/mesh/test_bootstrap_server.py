@@ -14,11 +14,11 @@ from gatepost.delivery.abuse import AbuseKind
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.app import create_app
 from gatepost.gateway.listening.connection_guard import ConnectionGuard
+from gatepost.gateway.mesh import bootstrap_server
+from gatepost.gateway.mesh.bootstrap_server import BootstrapServer
+from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.monitoring.metrics import Metrics
-from gatepost.gateway.peers import bootstrap_server
-from gatepost.gateway.peers.bootstrap_server import BootstrapServer
 from gatepost.gateway.peers.current_publisher import CurrentPublisher
-from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.bootstrap import MAX_BODY_BYTES, BootstrapAnswer, BootstrapRequest

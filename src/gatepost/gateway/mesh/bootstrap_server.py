@@ -19,7 +19,7 @@ from gatepost.gateway.api.operator_access import GuessLimit
 from gatepost.gateway.api.route_parameters import AnyRequest
 from gatepost.gateway.listening.connection_guard import ConnectionGuard
 from gatepost.gateway.listening.connection_pool import connection_source
-from gatepost.gateway.peers.mesh_secret_sharing import MeshSecretSharing
+from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.journal import Tx
 from gatepost.mesh.bootstrap import (
