@@ -44,7 +44,9 @@ class GrowthDetector:
 
     An alarm is raised if for a whole `window` (ms) the backlog was never below its level at the
     start of the window, and is now larger than that level by `least`. It is cleared once the
-    backlog has shrunk from its peak by `least`, or is empty; then the next episode may begin.
+    backlog has shrunk from its peak by `least`, or is empty; then the next episode may begin. The
+    window of a backlog that was empty begins with its last empty sample, so that a burst is not
+    taken for growth.
     """
 
     def __init__(self, window: int, least: int) -> None:
