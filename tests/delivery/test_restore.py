@@ -422,3 +422,26 @@ def test_an_event_that_its_restored_sender_forgot_is_held_no_longer(
 
 def _states(gate: Gate) -> list[str]:
     return [row[0] for row in gate.rows("SELECT state FROM inbox ORDER BY event_id")]
+
+
+def test_two_that_were_restored_hear_each_other_through_a_relay() -> None:
+    """Each takes nothing from the relay until the other has answered its question."""
+    mesh = Mesh("a", "b", "s", relays=["s"])
+    a, b = mesh["a"], mesh["b"]
+    for name in ("a", "b"):
+        mesh.link(name, "s")
+    mesh.flow()
+    a.send(b)
+    b.send(a)
+    mesh.flow()
+    for gate in (a, b):
+        backup = gate.backup()
+        gate.send(mesh["s"])
+        mesh.flow()
+        _restore(mesh, gate, backup)
+    for name in ("a", "b"):
+        mesh.link(name, "s")
+    mesh.flow()
+    sent = a.send(b).event_id
+    mesh.flow()
+    assert sent in b.mail()

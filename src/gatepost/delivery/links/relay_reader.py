@@ -33,6 +33,7 @@ from gatepost.delivery.receiver.cursors import read_positions
 from gatepost.delivery.receiver.receiver import EventBatch
 from gatepost.delivery.receiver.resuming import (
     ask_to_resume,
+    find_restored,
     find_resumed,
     is_in_doubt,
     note_resumed,
@@ -279,6 +280,8 @@ class RelayReaderPart:
     ) -> None:
         """Our journal was restored: these events count once their source has resumed us."""
         coordinator = self._reader.coordinator
+        asked = find_restored(source, envelopes, incarnations[-1][0]) if incarnations else []
+        coordinator.apply_decisions(tx, asked[-1:])
         through = find_resumed(envelopes, self._reader.incarnation)
         if through is None:
             ask_to_resume(tx, source, coordinator.writer, self._reader.incarnation)

@@ -4,11 +4,14 @@ The lost journal may have dealt with any event that a relay brings now. On its o
 says which events it skips. A relay cannot know them: so this gateway tells the source through its
 outbox that it was restored, and takes nothing from relays until the source's answer `resumed` is
 among the events they bring. It says up to where the source has given up what may have been heard.
+If the source was restored too, its own question is the one event that is answered meanwhile.
 Clocks play no part in this.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
+from gatepost.delivery.decisions import ReaderRestored
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.receiver.cursors import read_positions
 from gatepost.errors import GatepostError
@@ -60,12 +63,25 @@ def find_resumed(envelopes: Iterable[Envelope], incarnation: str) -> int | None:
 
     The answer to an earlier incarnation of this journal says nothing about what was lost since.
     """
+    for signal in _read_signals(envelopes):
+        if (signal.signal, signal.text) == ("resumed", incarnation):
+            return signal.through
+    return None
+
+
+def find_restored(
+    source: str, envelopes: Iterable[Envelope], incarnation: str
+) -> list[ReaderRestored]:
+    """The questions of a source that was restored too, and waits for us as we wait for it."""
+    return [
+        ReaderRestored(source, incarnation, signal.incarnation or "", signal.through)
+        for signal in _read_signals(envelopes)
+        if (signal.signal, signal.text) == ("restored", incarnation)
+    ]
+
+
+def _read_signals(envelopes: Iterable[Envelope]) -> Iterator[Signal]:
     for envelope in envelopes:
         if envelope.kind == EventKind.SIGNAL:
-            try:
-                signal = decode_payload(envelope, Signal)
-            except GatepostError:
-                continue
-            if (signal.signal, signal.text) == ("resumed", incarnation):
-                return signal.through
-    return None
+            with contextlib.suppress(GatepostError):
+                yield decode_payload(envelope, Signal)
