@@ -104,7 +104,8 @@ def test_a_case_is_what_is_not_as_it_should_be(unusual: bool, events: list[Event
         (True, [event("b", "task_failed", 900, **ABOUT)]),
         # It may yet be late; who looks knows what time it is.
         (True, []),
-        (False, [event("a", "task_cancel", 2_000, **(ABOUT | {"to_node": "b"}))]),
+        (False, [event("a", "task_cancel", 900, **(ABOUT | {"to_node": "b"}))]),
+        (True, [event("a", "task_cancel", 2_000, **(ABOUT | {"to_node": "b"}))]),
     ],
 )
 def test_a_task_that_breaks_its_promise_is_a_case(unusual: bool, events: list[Event]) -> None:
