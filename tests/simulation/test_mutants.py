@@ -16,7 +16,7 @@ LIKELY = {
     "receipts_from_anyone": 10,
     "former_owners_accused": 6,
     "accepted_work_rerouted": 12,
-    "held_forgotten": 3,
+    "held_forgotten": 9,
     "gap_left_open": 1,
     "late_receipt_reopens": 2,
     "pair_never_closed": 5,
