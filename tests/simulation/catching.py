@@ -23,6 +23,21 @@ def find_catching_seed(
     return None
 
 
+def assert_mutant_is_caught(
+    name: str,
+    mutant: Callable[[], AbstractContextManager[Any]],
+    shape: RunShape,
+    seeds: int,
+    likely: int,
+) -> None:
+    """Some seed catches the mutant, and in a full run only because of it."""
+    seed = find_catching_seed(mutant, shape, seeds, likely)
+    assert seed is not None, f"{name} passed {seeds} seeds unnoticed"
+    if FULL:
+        honest = simulate(seed, shape).verdict
+        assert honest.ok, f"it is not the mutant that breaks seed {seed}: {honest}"
+
+
 @contextmanager
 def _silent_writer() -> Iterator[None]:
     """Mutants fail in ways the writer rightly complains about."""

@@ -3,9 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from gatepost.testing.simulation import RunShape, simulate
-from tests.conftest import FULL
-from tests.simulation.catching import find_catching_seed
+from gatepost.testing.simulation import RunShape
+from tests.simulation.catching import assert_mutant_is_caught
 from tests.simulation.mutants import MUTANTS
 
 SHAPE = RunShape(messages=200)
@@ -32,8 +31,4 @@ SHAPES = {"returned_mail_renumbered": replace(SHAPE, kinds=["round_trip", "crash
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str) -> None:
     shape = SHAPES.get(name, SHAPE)
-    seed = find_catching_seed(MUTANTS[name], shape, SEEDS, LIKELY.get(name, 0))
-    assert seed is not None, f"{name} passed {SEEDS} seeds unnoticed"
-    if FULL:
-        honest = simulate(seed, shape).verdict
-        assert honest.ok, f"it is not the mutant that breaks seed {seed}: {honest}"
+    assert_mutant_is_caught(name, MUTANTS[name], shape, SEEDS, LIKELY.get(name, 0))

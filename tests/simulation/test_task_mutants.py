@@ -3,9 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from gatepost.testing.simulation import RunShape, simulate
-from tests.conftest import FULL
-from tests.simulation.catching import find_catching_seed
+from gatepost.testing.simulation import RunShape
+from tests.simulation.catching import assert_mutant_is_caught
 from tests.simulation.task_mutants import TASK_MUTANTS
 
 SHAPE = RunShape(nodes=3, messages=10, agents=6, faults=10, over_ms=30_000, tasks=40)
@@ -23,8 +22,4 @@ SHAPES = {
 @pytest.mark.parametrize("name", TASK_MUTANTS)
 def test_a_task_mutant_is_caught(name: str) -> None:
     shape = SHAPES.get(name, SHAPE)
-    seed = find_catching_seed(TASK_MUTANTS[name], shape, SEEDS, LIKELY.get(name, 0))
-    assert seed is not None, f"{name} passed {SEEDS} seeds unnoticed"
-    if FULL:
-        honest = simulate(seed, shape).verdict
-        assert honest.ok, f"it is not the mutant that breaks seed {seed}: {honest}"
+    assert_mutant_is_caught(name, TASK_MUTANTS[name], shape, SEEDS, LIKELY.get(name, 0))

@@ -63,16 +63,19 @@ class RelayFeed:
         self,
         positions: Sequence[Position],
         found: dict[str, tuple[ReplicaState, int]],
-        kept: Collection[str],
+        anew: Collection[str],
     ) -> None:
-        """The reader wants these outboxes from now on; the `kept` that it wanted before go on."""
+        """The reader wants these outboxes from now on; those it wanted before go on.
+
+        Those in `anew` begin at their position all the same.
+        """
         before = self._shelves
         self._shelves = {}
         read: dict[str, list[Position]] = {}
         for position in positions:
             read.setdefault(position[0], []).append(position)
         for source, (state, through) in found.items():
-            if source in before and source in kept:
+            if source in before and source not in anew:
                 self._shelves[source] = before[source]
                 continue
             self._shelves[source] = ReaderShelf(read.get(source, []), through)

@@ -352,13 +352,10 @@ class RelayHostPart:
         self._unserved = frame if len(wants) < len(frame.wants) else None
         self._is_saving = True
         dropped, self._dropped = self._dropped, set()
-        kept = [each for each in wants if each not in dropped]
-
-        def save_reader(tx: Tx) -> dict[str, tuple[ReplicaState, int]]:
-            replica.save_reader(tx, self.peer, kept, frame.positions)
-            return replica.save_reader(tx, self.peer, wants, frame.positions)
-
-        self._port.commit(save_reader, lambda found: self._start_serving(frame, found, kept))
+        self._port.commit(
+            lambda tx: replica.save_reader(tx, self.peer, wants, frame.positions, dropped),
+            lambda found: self._start_serving(frame, found, dropped),
+        )
 
     def retry_unserved(self) -> None:
         if self._unserved is not None and self._host.find_key(self.peer) is not None:
@@ -366,12 +363,12 @@ class RelayHostPart:
             self.resume_requests()
 
     def _start_serving(
-        self, frame: RelayFrame, found: dict[str, tuple[ReplicaState, int]], kept: Sequence[str]
+        self, frame: RelayFrame, found: dict[str, tuple[ReplicaState, int]], dropped: set[str]
     ) -> None:
         self._is_saving = False
         if self._feed is None:
             return
-        self._feed.set_wants(frame.positions, found, kept)
+        self._feed.set_wants(frame.positions, found, dropped)
         for source in found:
             self._host.want_source(source)
         self.resume_requests()

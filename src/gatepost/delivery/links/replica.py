@@ -6,7 +6,7 @@ events: a reader that still needs them gets them from their source again. All of
 writer's thread.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -186,10 +186,15 @@ def replicated_sources(tx: Tx) -> set[str]:
 
 
 def save_reader(
-    tx: Tx, reader: str, wants: Iterable[str], positions: Sequence[Position]
+    tx: Tx,
+    reader: str,
+    wants: Iterable[str],
+    positions: Sequence[Position],
+    anew: Collection[str] = (),
 ) -> dict[str, tuple[ReplicaState, int]]:
     """Note the outboxes that a reader wants from now on, and its positions in them.
 
+    Of the outboxes in `anew`, nothing that was noted before counts.
     Returns the state of each replica, and up to where it has nothing for the reader.
     """
     found: dict[str, tuple[ReplicaState, int]] = {}
@@ -198,7 +203,7 @@ def save_reader(
         if each[0] in wanted:
             wanted[each[0]].append(each)
     for (source,) in tx.fetch_all(_SELECT_SOURCES_OF, (reader,)):
-        if source not in wanted:
+        if source not in wanted or source in anew:
             tx.execute(_DELETE_READER, (source, reader))
     for source, mine in wanted.items():
         tx.execute(_ADD_REPLICA, (source,))

@@ -112,8 +112,9 @@ class Intake:
             self._answer_held(envelope.event_id)
         elif state is InboxState.OFFERED and not envelope.offer:
             # It is no offer any more: its sender has decided.
-            confirm_offer(self, parse_event_id(envelope.event_id))
-            state = self.inbox.state_of(parse_event_id(envelope.event_id))
+            id = parse_event_id(envelope.event_id)
+            confirm_offer(self, id)
+            state = self.inbox.state_of(id)
             self.decisions += self.answers.repeat_receipts(envelope, state)
         else:
             self.decisions += self.answers.repeat_receipts(envelope, state)

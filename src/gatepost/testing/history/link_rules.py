@@ -113,8 +113,10 @@ def _check_complete(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
     An event for an agent that nobody knows is refused, and has no row in the inbox.
     """
+    if not mesh.seen.brief:
+        return
     refused = {journal.node: _refused_events(journal) for journal in mesh.journals.values()}
-    for history in mesh.histories.values() if mesh.seen.brief else ():
+    for history in mesh.histories.values():
         first = history.first
         reader = mesh.journals.get(first.to_node_id or "")
         if reader is None or reader.node == history.source or mesh.is_excused(history):
