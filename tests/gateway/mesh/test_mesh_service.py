@@ -78,10 +78,10 @@ async def test_a_new_member_counts_at_once_and_a_heartbeat_makes_it_alive(
     admit(replica, "bob")
     assert mesh.peer_state("bob") is None
     beat = Heartbeat(MeshRole.STANDBY, None, (), 0, 3)
-    changes = replica.change_count
+    changes = replica.changes.count
     mesh._receive(datagram(replica, "bob", beat), "127.0.0.1:8")
     assert mesh.peer_state("bob") is PeerState.ALIVE
-    assert replica.change_count == changes + 1
+    assert replica.changes.count == changes + 1
     shown = describe_mesh(replica, mesh)
     assert [(p.node, p.state, p.priority, p.may_lead) for p in shown.peers] == [
         ("bob", "alive", 3, True)

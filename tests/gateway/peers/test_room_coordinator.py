@@ -138,9 +138,9 @@ async def test_settings_of_the_coordinator_are_published_for_all(
         assert claim is not None
         assert (claim.sweep_every_seconds, claim.retention.invite_ms) == (5, 60_000)
         assert claim.room_epoch == 1
-        count = replica.change_count
+        count = replica.changes.count
         await coordinator.sweep()
-        assert replica.change_count == count, "they are published once"
+        assert replica.changes.count == count, "they are published once"
 
 
 async def test_nobody_follows_a_claim_beyond_the_next_epoch(

@@ -90,14 +90,14 @@ async def test_a_change_is_signalled_and_new_members_are_known(replica: RoomRepl
     genesis, own = replica.current_room.genesis, replica.author
     link = sign_admission(own.key, "ann", "ben", key("ben").public, "edge", 1)
     ben = RecordAuthor(key("ben"), (link,))
-    count = replica.change_count
+    count = replica.changes.count
     signed = sign_record(ben, "nodes", "ben", 1, 1, node(ben, genesis))
     replica.current_room.apply_update(update(signed), "peer")
-    await replica.wait_for_change(count, 5)
-    assert replica.change_count > count
+    await replica.changes.wait_for_change(count, 5)
+    assert replica.changes.count > count
     known = replica.members.by_key(None, key("ben").public)
     assert known is not None and known.node_id == "ben"
-    await replica.wait_for_change(replica.change_count, 0.01)
+    await replica.changes.wait_for_change(replica.changes.count, 0.01)
 
 
 async def test_a_welcome_without_an_admission_for_this_node_is_refused(

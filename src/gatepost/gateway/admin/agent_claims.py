@@ -35,7 +35,8 @@ class AgentClaims:
     def _room_view(self) -> EffectiveRecords:
         return self._replica.current_room.effective
 
-    def list_agents(self) -> list[RoomAgentView]:
+    async def list_agents(self) -> list[RoomAgentView]:
+        await self._replica.wait_until_routed()
         return [_agent_view(owned) for _, owned in sorted(self._room_view.agents.items())]
 
     async def claim_agent(self, agent: str, wanted: ClaimRequest) -> RoomAgentView:
@@ -90,7 +91,7 @@ class AgentClaims:
                         lambda tx: self._ownership.unregister_agent(tx, owned.id)
                     )
                 raise Forbidden(f"agent {owned.id}: {refusal.explain(owned.id, self._node_id)}")
-            await self._replica.wait_for_change(self._replica.change_count, _LOOK_SECS)
+            await self._replica.changes.wait_for_change(self._replica.changes.count, _LOOK_SECS)
         shown = _agent_view(owned)
         shown.asked = owned.gateway
         return shown
@@ -151,7 +152,7 @@ def _agent_view(owned: OwnedAgent) -> RoomAgentView:
 def create_routes(claims: AgentClaims) -> list[Any]:
     @get("/v1/room/agents", summary="Every agent of the room, and where it lives")
     async def agents() -> list[RoomAgentView]:
-        return claims.list_agents()
+        return await claims.list_agents()
 
     @post("/v1/room/agents/{agent:str}/claim", status_code=200, summary="Let an agent move here")
     async def claim(agent: PathName, data: JSONBody[ClaimRequest]) -> RoomAgentView:

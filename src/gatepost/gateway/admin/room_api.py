@@ -201,7 +201,8 @@ class RoomApi:
         return NodeRevoker(issuer, self._replica.directory, MeshSecretStore(issuer))
 
     async def show_room(self, seen: int, wait_secs: float) -> RoomView:
-        await self._replica.wait_for_change(seen, wait_secs)
+        await self._replica.changes.wait_for_change(seen, wait_secs)
+        await self._replica.wait_until_routed()
         room = self._replica.current_room
         records = [
             RecordView(
@@ -210,7 +211,7 @@ class RoomApi:
             for s in sorted(room.document, key=lambda s: s.slot_key)
         ]
         incidents = dict(self._replica.connections.incident_counts)
-        changes = self._replica.change_count
+        changes = self._replica.changes.count
         return RoomView(room.id, room.genesis.node, room.epoch, changes, records, incidents)
 
     async def verify_records(self) -> VerifyResult:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gatepost.config import is_loopback
 from gatepost.delivery.abuse import AbuseKind
+from gatepost.gateway.change_counter import ChangeCounter
 from gatepost.gateway.core import Core
 from gatepost.gateway.mesh.backend_health import BackendHealth
 from gatepost.gateway.mesh.room_addresses import (
@@ -80,7 +81,7 @@ class MeshService:
         self.backends = BackendHealth(self.timers.suspect_ms)
         self._addresses = RoomAddresses(self.timers.takeover_ms)
         self._find_unhealthy: FindUnhealthyAgents = _all_healthy
-        self.changes = MeshChanges()
+        self.changes = ChangeCounter()
         self.suspicions = 0
         self.node: MeshNode | None = None
         self._room_key = b""
@@ -267,7 +268,8 @@ class MeshService:
         self.suspicions += change.state is PeerState.SUSPECT
         level = logging.INFO if change.state is PeerState.ALIVE else logging.WARNING
         log.log(level, "in the mesh, %s is %s", change.node, change.state)
-        self._replica.note_liveness()
+        # Routing and dialling look again.
+        self._replica.changes.note_change()
 
     def _note_election(self, change: ElectionChanged) -> None:
         self.changes.note_change()
@@ -284,26 +286,6 @@ class MeshService:
 
 async def _all_healthy() -> tuple[str, ...]:
     return ()
-
-
-class MeshChanges:
-    """Counts changes of the mesh, and wakes those that wait for the next one."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._changed = asyncio.Event()
-
-    def note_change(self) -> None:
-        self.count += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait_for_change(self, seen: int, secs: float) -> None:
-        """Return once `count` differs from `seen`, or time is up."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(secs):
-                while self.count == seen:
-                    await self._changed.wait()
 
 
 def read_term(tx: Tx) -> Term | None:

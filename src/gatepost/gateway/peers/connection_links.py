@@ -123,9 +123,10 @@ class ConnectionLinks:
 
     async def _follow_room(self) -> None:
         """Wait for a change of the room, or a second, and look at it."""
-        await self._keeper.wait_for_change(self._seen_changes, _LATEST_SECS)
-        self._seen_changes = self._keeper.change_count
+        await self._keeper.changes.wait_for_change(self._seen_changes, _LATEST_SECS)
+        self._seen_changes = self._keeper.changes.count
         await self._refresh_directory()
+        self._keeper.routed_changes.advance_to(self._seen_changes)
         self._peers.tend(int(asyncio.get_running_loop().time() * 1000))
 
     async def _refresh_directory(self) -> None:

@@ -85,10 +85,10 @@ class Dialer:
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
     async def _choose_peers(self) -> None:
-        changes = self._replica.change_count
+        changes = self._replica.changes.count
         if self._replica.room is not None:
             self._update_calls(await self._selection.find_seeds())
-        await self._replica.wait_for_change(changes, _CHECK_SECS)
+        await self._replica.changes.wait_for_change(changes, _CHECK_SECS)
 
     async def has_seeds(self) -> bool:
         return self._replica.room is not None and bool(await self._selection.find_seeds())

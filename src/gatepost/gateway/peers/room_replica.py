@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from gatepost.errors import (
     Unavailable,
     UnknownNode,
 )
+from gatepost.gateway.change_counter import ChangeCounter
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers import own_records
 from gatepost.gateway.peers.own_records import NodeStatus
@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 
 # Tombstones are kept for this long, unless the coordinator's settings say otherwise.
 _TOMBSTONE_MS = RecordRetention().tombstone_ms
+# Routing follows a change within this time, or cannot store it (a full disk).
+_ROUTING_SECS = 1.0
 
 T = TypeVar("T")
 ReplicaWatcher = Callable[[RoomChange | None], None]
@@ -94,9 +96,10 @@ class RoomReplica:
         self.liveness = OwnerLiveness(
             core.clock, core.node.id, dead_after_ms, self.connections.has_peer
         )
-        self.change_count = 0
+        self.changes = ChangeCounter()
+        # The changes that routing goes by: a moment behind the others.
+        self.routed_changes = ChangeCounter()
         self._watchers: list[ReplicaWatcher] = []
-        self._changed = asyncio.Event()
         # Held while the room is replaced by another one, or by its next document.
         self._room_lock = asyncio.Lock()
 
@@ -219,7 +222,7 @@ class RoomReplica:
     async def _move_to(self, moved: Callable[[SharedRoom], SharedRoom]) -> None:
         async with self._room_lock:
             while True:
-                count, room = self.change_count, moved(self.current_room)
+                count, room = self.changes.count, moved(self.current_room)
                 records = list(room.document)
                 await self.core.commit(
                     partial(
@@ -230,7 +233,7 @@ class RoomReplica:
                     )
                 )
                 # Records that changed during the commit must be moved too: start again.
-                if self.change_count == count:
+                if self.changes.count == count:
                     break
             self._open_room(room)
         log.info("the room moved to its document %s", room.id)
@@ -309,22 +312,11 @@ class RoomReplica:
     def _signal_change(self, change: RoomChange | None) -> None:
         for watcher in self._watchers:
             watcher(change)
-        self.change_count += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changes.note_change()
 
-    def note_liveness(self) -> None:
-        """The mesh learned that a member is alive or not: whoever waits looks again."""
-        self.change_count += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait_for_change(self, count: int, secs: float) -> None:
-        """Return once `change_count` differs from `count`, or time is up."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(secs):
-                while self.change_count == count:
-                    await self._changed.wait()
+    async def wait_until_routed(self) -> None:
+        """Whoever is shown an agent can send to it: routing knows what the replica holds now."""
+        await self.routed_changes.wait_until_reached(self.changes.count, _ROUTING_SECS)
 
 
 def _check_epoch(welcome: Welcome, known_epoch: int | None) -> None:

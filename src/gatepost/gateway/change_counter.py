@@ -1,0 +1,34 @@
+"""A count of changes that others wait for."""
+
+import asyncio
+import contextlib
+
+
+class ChangeCounter:
+    """Counts changes, and wakes those that wait for the next one or for a certain one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = asyncio.Event()
+
+    def note_change(self) -> None:
+        self.advance_to(self.count + 1)
+
+    def advance_to(self, count: int) -> None:
+        self.count = count
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for_change(self, seen: int, secs: float) -> None:
+        """Return once `count` differs from `seen`, or time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(secs):
+                while self.count == seen:
+                    await self._changed.wait()
+
+    async def wait_until_reached(self, count: int, secs: float) -> None:
+        """Return once this many changes were counted, or time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(secs):
+                while self.count < count:
+                    await self._changed.wait()
