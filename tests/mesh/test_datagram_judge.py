@@ -51,6 +51,16 @@ def test_an_unknown_sender_is_refused_before_anything_else_is_looked_at(bob: Nei
     assert judge(bob, text) is Refusal.UNKNOWN_SENDER
 
 
+def test_names_and_cookies_of_any_form_are_judged(ann: Neighbour, bob: Neighbour) -> None:
+    fields = {"timestamp": at(0).unix_secs, "type": "heartbeat", "payload": {}}
+    nobody = json.dumps({"node_id": "\0é", **fields}).encode()
+    assert judge(bob, nobody) is Refusal.UNKNOWN_SENDER
+    elsewhere = json.dumps({"node_id": "ann", **fields, "to": "\0é"}).encode()
+    assert judge(bob, elsewhere) is Refusal.WRONG_RECEIVER
+    echo = json.dumps({"node_id": "ann", **fields, "to": "bob", "echo": "é"}).encode()
+    assert judge(bob, append_signature(echo, ann.signer)) is Refusal.BAD_PAYLOAD
+
+
 @pytest.mark.parametrize(("secs", "passes"), [(5, True), (6, False), (-5, True), (-6, False)])
 def test_the_clock_window_is_five_seconds(
     ann: Neighbour, bob: Neighbour, secs: int, passes: bool
@@ -84,6 +94,22 @@ def test_a_datagram_counts_once(ann: Neighbour, bob: Neighbour) -> None:
     assert judge(bob, datagram, now=4_000) is Refusal.REPLAYED
     assert judge(bob, datagram, source="eve:7", now=4_000) is Refusal.REPLAYED
     assert judge(bob, datagram, now=6_000) is Refusal.CLOCK_SKEW
+
+
+def test_a_repeated_datagram_or_one_for_anybody_costs_no_signature(
+    ann: Neighbour, bob: Neighbour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datagram, for_anybody = ann.sign(BEAT, "bob"), ann.sign(BEAT, None)
+    assert isinstance(judge(bob, datagram), MeshMessage)
+    monkeypatch.setattr(bob.signer, "verify", pytest.fail)
+    assert judge(bob, datagram) is Refusal.REPLAYED
+    assert judge(bob, for_anybody) is Refusal.WRONG_RECEIVER
+
+
+def test_a_forgery_does_not_make_its_original_a_repetition(ann: Neighbour, bob: Neighbour) -> None:
+    text = encode_message(MeshMessage("ann", BEAT, "bob"), at(0).unix_secs)
+    assert judge(bob, append_signature(text, _Forger())) is Refusal.BAD_SIGNATURE
+    assert isinstance(judge(bob, append_signature(text, ann.signer)), MeshMessage)
 
 
 def test_a_datagram_for_another_node_is_not_passed_on(ann: Neighbour, bob: Neighbour) -> None:

@@ -32,7 +32,7 @@ from gatepost.mesh.messages import (
     encode_message,
 )
 from gatepost.mesh.refusals import Refusal
-from gatepost.mesh.replay_cache import ReplayCache
+from gatepost.mesh.replay_cache import ReplayCache, fingerprint_datagram
 from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES
 
 _ANNOUNCE = MessageType.PEER_ANNOUNCE.value
@@ -95,17 +95,21 @@ class DatagramJudge:
         source: str,
         now: MeshTime,
     ) -> Refusal | None:
-        member = self.members[envelope.node_id]
-        self._clock.set_time(now.steady_ms)
-        if not self._is_within_limits(envelope, source):
-            return Refusal.RATE_LIMITED
-        if not self._is_authentic(member, text, signature, source):
-            return Refusal.BAD_SIGNATURE
+        """The signature is the costly check: all that can be refused without it comes before."""
+        sender = envelope.node_id
         if signature is not None and envelope.to is None and envelope.type != _ANNOUNCE:
             # Anybody could have passed it on: only a first word may leave its receiver open.
             return Refusal.WRONG_RECEIVER
-        is_new = self._replays.add_datagram(member.id, text, now.steady_ms)
-        return None if is_new else Refusal.REPLAYED
+        self._clock.set_time(now.steady_ms)
+        if not self._is_within_limits(envelope, source):
+            return Refusal.RATE_LIMITED
+        fingerprint = fingerprint_datagram(text)
+        if not self._replays.can_take(sender, fingerprint, now.steady_ms):
+            return Refusal.REPLAYED
+        if not self._is_authentic(self.members[sender], text, signature, source):
+            return Refusal.BAD_SIGNATURE
+        self._replays.remember(sender, fingerprint, now.steady_ms)
+        return None
 
     def sign_message(self, message: MeshMessage, now: MeshTime) -> bytes:
         """The signed datagram of a message of this node, unlike all others."""

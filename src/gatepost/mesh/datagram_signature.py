@@ -4,15 +4,14 @@ A reader checks the signature before it decodes anything but the envelope, and n
 that is not signed. The signature also covers the room, so that a datagram counts in one room only.
 """
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
+from binascii import a2b_base64
 from hmac import compare_digest, digest
 from typing import Protocol
 
-from nacl.exceptions import CryptoError
-from nacl.signing import VerifyKey
-
 from gatepost.events import NodeKey
 from gatepost.mesh.messages import PeerAnnounce
+from gatepost.mesh.signature_check import SignatureChecker
 
 _FIELD = b',"signature":"'
 _END = b'"}'
@@ -37,21 +36,13 @@ class NodeKeySigner:
     def __init__(self, key: NodeKey, room: bytes) -> None:
         self._key = key
         self._context = _CONTEXT + room + b"\0"
-        self._verify_keys: dict[bytes, VerifyKey] = {}
+        self._checker = SignatureChecker()
 
     def sign(self, text: bytes) -> bytes:
         return self._key.sign(self._context + text)
 
     def verify(self, public_key: bytes, text: bytes, signature: bytes) -> bool:
-        key = self._verify_keys.get(public_key)
-        if key is None:
-            # Only keys of members come here, so this stays as small as the room.
-            key = self._verify_keys.setdefault(public_key, VerifyKey(public_key))
-        try:
-            key.verify(self._context + text, signature)
-        except (CryptoError, ValueError):
-            return False
-        return True
+        return self._checker.is_signed_by(public_key, self._context + text, signature)
 
 
 def append_signature(text: bytes, signer: DatagramSigner) -> bytes:
@@ -65,7 +56,7 @@ def split_signature(datagram: bytes) -> tuple[bytes, bytes | None]:
     if not (tail.startswith(_FIELD) and tail.endswith(_END)):
         return datagram, None
     try:
-        signature = b64decode(tail[len(_FIELD) : -len(_END)], validate=True)
+        signature = a2b_base64(tail[len(_FIELD) : -len(_END)], strict_mode=True)
     except ValueError:
         return datagram, None
     return datagram[:-_TAIL_BYTES] + b"}", signature

@@ -122,17 +122,18 @@ TYPES: dict[type[Payload], MessageType] = {payload: type for type, payload in PA
 class DatagramEnvelope(Struct, frozen=True, omit_defaults=True):
     """The payload stays undecoded until the sender and the time are known to be right.
 
-    `to` names the receiver. `cookie` is to be returned as `echo` in messages to this sender. `seq`
-    makes two equal messages of one second different datagrams.
+    Names are compared with those of members, so they need no form here. `to` names the receiver.
+    `cookie` is to be returned as `echo` in messages to this sender. `seq` makes two equal messages
+    of one second different datagrams.
     """
 
-    node_id: NodeId
+    node_id: str
     timestamp: UnixSeconds
     type: Annotated[str, Meta(max_length=64)]
     payload: Raw
-    to: NodeId | None = None
+    to: str | None = None
     cookie: Cookie = ""
-    echo: Cookie = ""
+    echo: str = ""
     seq: Annotated[int, Meta(ge=0, le=MAX_COUNTER)] = 0
 
 

@@ -4,8 +4,14 @@ A datagram older than the clock window is refused by its timestamp, so it can be
 limit bounds the datagrams that one sender gets accepted within the window.
 """
 
-from collections import deque
+from collections import OrderedDict
 from hashlib import blake2b
+
+Fingerprint = bytes
+
+
+def fingerprint_datagram(text: bytes) -> Fingerprint:
+    return blake2b(text, digest_size=16).digest()
 
 
 class ReplayCache:
@@ -14,18 +20,22 @@ class ReplayCache:
     def __init__(self, window_ms: int, most: int = 512) -> None:
         self._window_ms = window_ms
         self._most = most
-        self._seen: dict[str, set[bytes]] = {}
-        self._order: dict[str, deque[tuple[int, bytes]]] = {}
+        # Sender → fingerprint → when it was taken, the oldest first.
+        self._taken: dict[str, OrderedDict[Fingerprint, int]] = {}
 
-    def add_datagram(self, sender: str, text: bytes, now: int) -> bool:
-        """Remember a datagram. False if it is known, or if too many are remembered."""
-        seen = self._seen.setdefault(sender, set())
-        order = self._order.setdefault(sender, deque())
-        while order and order[0][0] <= now - self._window_ms:
-            seen.discard(order.popleft()[1])
-        digest = blake2b(text, digest_size=16).digest()
-        if digest in seen or len(seen) >= self._most:
-            return False
-        seen.add(digest)
-        order.append((now, digest))
-        return True
+    def can_take(self, sender: str, fingerprint: Fingerprint, now: int) -> bool:
+        """False if the datagram was taken already, or if too many are remembered."""
+        taken = self._taken.get(sender)
+        if taken is None:
+            return True
+        self._forget_old(taken, now)
+        return fingerprint not in taken and len(taken) < self._most
+
+    def remember(self, sender: str, fingerprint: Fingerprint, now: int) -> None:
+        """Only for a datagram whose signature is valid: others must not use up the capacity."""
+        self._taken.setdefault(sender, OrderedDict())[fingerprint] = now
+
+    def _forget_old(self, taken: OrderedDict[Fingerprint, int], now: int) -> None:
+        oldest = now - self._window_ms
+        while taken and next(iter(taken.values())) <= oldest:
+            taken.popitem(last=False)
