@@ -74,5 +74,5 @@ def test_a_cut_network_heals(pair: Pair) -> None:
         assert "agents planner@ann" not in bob.records()
         assert "agents builder@bob" not in ann.records()
     wait_until(lambda: "agents planner@ann" in bob.records(), 20)
-    converge(ann, bob, secs=20)
+    converge(ann, bob)
     assert ann.incidents() == bob.incidents() == {}

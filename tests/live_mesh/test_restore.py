@@ -130,7 +130,7 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
         tmp_path / "backup.tar", settings(victim.state_dir, node__id=victim.name), SystemClock()
     )
     victim.start()
-    converge(ann, bob, secs=20)
+    converge(ann, bob)
     # It is a member again: records that it writes now reach the other.
     victim.call("PUT", "/agents/newcomer")
     wait_until(lambda: f"agents newcomer@{victim.name}" in other.records())
@@ -162,7 +162,7 @@ def _restore(gateway: Gateway, other: Gateway, backup: Path) -> None:
     wait_until(lambda: gateway.call("GET", "/room")["epoch"] == 2, 30)
     gateway.call("PUT", f"/agents/of-{gateway.name}")
     wait_until(lambda: f"agents of-{gateway.name}@{gateway.name}" in other.records(), 30)
-    converge(gateway, other, secs=20)
+    converge(gateway, other)
 
 
 def test_a_restored_genesis_invites_revokes_and_rotates_and_a_restored_edge_is_online(
@@ -190,7 +190,7 @@ def test_a_restored_genesis_invites_revokes_and_rotates_and_a_restored_edge_is_o
     wait_until(lambda: "nodes eve@ann" in bob.records())
     assert ann.call("POST", "/room/rotate", {})["epoch"] == 3
     wait_until(lambda: bob.call("GET", "/room")["epoch"] == 3, 20)
-    converge(ann, bob, secs=20)
+    converge(ann, bob)
     assert {each: found["status"] for each, found in bob.nodes().items()} == {
         "ann": "online",
         "bob": "online",

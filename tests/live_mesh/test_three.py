@@ -9,11 +9,14 @@ import pytest
 
 from gatepost.client import SyncClient
 from gatepost.events import NodeKey
+from tests.conftest import choose
 from tests.gateway.tools import client
 from tests.live_mesh.tools import Gateway, Guest, converge
 from tests.waiting import assert_stays_true, wait_until
 
 ALL = {"ann", "bob", "cat"}
+# The full run is for a machine that does nothing else. A busy one takes some times as long.
+JOIN_SECS, ONE_SEC = choose(20, 2), choose(10, 1)
 
 
 def _meet(gateways: list[Gateway]) -> None:
@@ -27,10 +30,10 @@ def test_create_invite_join_and_converge_in_two_seconds(
     began = time.monotonic()
     bob.join(ann)
     cat.join(ann, tier="edge")
-    wait_until(lambda: all(g.nodes().keys() == ALL for g in (ann, bob, cat)), 2)
-    converge(ann, bob, cat, secs=2)
+    wait_until(lambda: all(g.nodes().keys() == ALL for g in (ann, bob, cat)))
+    converge(ann, bob, cat)
     took = time.monotonic() - began
-    assert took < 2, f"it took {took:.2f} s"
+    assert took < JOIN_SECS, f"it took {took:.2f} s"
     tiers = {name: node["tier"] for name, node in bob.nodes().items()}
     assert tiers == {"ann": "backbone", "bob": "backbone", "cat": "edge"}
     assert cat.nodes()["cat"]["added_by"] == "ann"
@@ -85,7 +88,7 @@ def test_who_stops_in_good_order_is_seen_to_be_offline(three: list[Gateway]) -> 
     ann, bob, cat = three
     _meet(three)
     assert cat.stop() == 0
-    wait_until(lambda: all(g.nodes()["cat"]["status"] == "offline" for g in (ann, bob)), 1)
+    wait_until(lambda: all(g.nodes()["cat"]["status"] == "offline" for g in (ann, bob)), ONE_SEC)
     cat.start()
     wait_until(lambda: all(g.nodes()["cat"]["status"] == "online" for g in three))
 
@@ -97,19 +100,26 @@ def test_a_revoked_node_is_shut_out_everywhere_within_a_second(
     bob.join(ann)
     cat.join(ann)
     _meet(three)
-    # A record of before may come to cat a moment later.
-    seen = ann.records().keys() | cat.records().keys()
     ann.call("POST", "/room/nodes/cat/revoke", {"reason": "lost"})
-    wait_until(lambda: all("cat" not in g.nodes() for g in (ann, bob)), 1)
+    wait_until(lambda: all("cat" not in g.nodes() for g in (ann, bob)), ONE_SEC)
     ann.call("PUT", "/agents/secret")
     wait_until(lambda: "agents secret@ann" in bob.records())
     wait_until(lambda: "revoked" in str(cat.call("GET", "/room/nodes")["problems"]))
-    assert "agents secret@ann" not in cat.records()
-    later = cat.records().keys() - seen
-    assert len(later) <= 1, f"no more than the revocation itself: {later}"
+    assert _written_since_revocation(ann, cat) == [], "no more than the revocation itself"
     ann.restart()
     # It sticks across a restart.
     assert_stays_true(lambda: "agents secret@ann" not in cat.records(), 0.3)
+
+
+def _written_since_revocation(revoker: Gateway, revoked: Gateway) -> list[str]:
+    """The revoker's later records in the replica of the node that it revoked.
+
+    Its earlier records may arrive late, and other nodes write to the revoked one until they know.
+    """
+    name = revoker.name
+    since = revoker.records()[f"nodes {revoked.name}@{name}"]["at"]
+    found = revoked.records().items()
+    return [place for place, each in found if each["writer"] == name and each["at"] > since]
 
 
 def test_who_was_admitted_by_a_revoked_node_stays(start: Callable[..., list[Gateway]]) -> None:
@@ -236,7 +246,7 @@ def test_the_room_moves_to_a_fresh_document_and_everyone_follows(
     wait_until(lambda: bob.call("GET", "/room")["epoch"] == 2)
     cat.start()
     wait_until(lambda: cat.call("GET", "/room")["epoch"] == 2, 20)
-    converge(ann, bob, cat, secs=20)
+    converge(ann, bob, cat)
     assert cat.nodes().keys() == {"ann", "bob", "cat"}
     with client(cat) as http:
         assert http.post("/v1/room/rotate", json={}).json()["code"] == "forbidden"

@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64decode
+from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,27 @@ class Gateway(GatewayProcess):
         return all(other in nodes and nodes[other]["connected"] for other in others)
 
 
-def converge(*gateways: Gateway, secs: float = 10) -> None:
+def expect_changes_by(
+    writers: Set[str], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> None:
+    """Only these writers have written meanwhile, and nothing was lost or set back."""
+    assert before.keys() <= after.keys(), f"gone: {before.keys() - after.keys()}"
+    changed = {place: record for place, record in after.items() if record != before.get(place)}
+    foreign = [place for place, record in changed.items() if record["writer"] not in writers]
+    assert not foreign, f"written by others: {foreign}"
+    set_back = [
+        place
+        for place, record in changed.items()
+        if place in before and not _is_later(record, before[place])
+    ]
+    assert not set_back, f"changed without a later version: {set_back}"
+
+
+def _is_later(record: Any, earlier: Any) -> bool:
+    return bool(record["writer"] == earlier["writer"] and record["version"] > earlier["version"])
+
+
+def converge(*gateways: Gateway, secs: float = 30) -> None:
     """Wait until all of them hold the same."""
     wait_until(lambda: len({json.dumps(g.records(), sort_keys=True) for g in gateways}) == 1, secs)
 

@@ -54,6 +54,7 @@ class Siege:
             with siege._client:
                 siege._consumer.start()
                 wait_until(lambda: siege._is_routed("bo"))
+                wait_until(lambda: {"agents al@ann", "agents bo@bob"} <= ann.records().keys())
                 yield siege
                 siege._ended.set()
                 siege._consumer.join(10)

@@ -175,7 +175,7 @@ async def test_there_are_only_so_many_uploads_at_once(
         start = time.monotonic()
         with pytest.raises(Unavailable):
             await uploads.store_body(_body(b"x"))
-        assert time.monotonic() - start < 0.2
+        assert time.monotonic() - start < 5
         for stall in stalls:
             stall.released.set()
         await asyncio.gather(*held)

@@ -64,7 +64,7 @@ def test_the_answer_comes_at_once_not_with_the_next_tick(gateway: GatewayProcess
     start = time.monotonic()
     for n in range(5):
         drop_and_wait(gateway, f"{box}-{n}", {"op": "peek", "mailbox": box})
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 4
 
 
 def test_the_operations_of_a_file_are_run_in_order(gateway: GatewayProcess, box: str) -> None:

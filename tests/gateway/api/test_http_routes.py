@@ -112,13 +112,13 @@ def test_a_long_poll_wakes_as_soon_as_mail_comes(
     threading.Thread(target=deliver).start()
     (message,) = _dequeue(http, box, wait_secs=20)
     assert message["msg_id"] == "m:1"
-    assert 0.25 < time.monotonic() - start < 2
+    assert 0.25 < time.monotonic() - start < 10
 
 
 def test_a_long_poll_ends_empty_when_its_time_is_over(http: httpx.Client, box: str) -> None:
     start = time.monotonic()
     assert _dequeue(http, box, wait_secs=0.2) == []
-    assert 0.15 < time.monotonic() - start < 2
+    assert 0.15 < time.monotonic() - start < 10
 
 
 def test_who_hangs_up_in_a_long_poll_is_given_no_mail(
@@ -258,7 +258,7 @@ def test_replay_keeps_to_its_rate(http: httpx.Client, box: str) -> None:
     start = time.monotonic()
     path = f"/v1/mailboxes/{box}/dead-letters/replay"
     _ok(http.post(path, json={"rate_per_sec": 10}))
-    assert 0.2 < time.monotonic() - start < 2
+    assert 0.2 < time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(
