@@ -1,12 +1,14 @@
 """`run` or `stream` as a program that tests start and kill."""
 
 import sys
+from pathlib import Path
 from threading import Event
 
 from gatepost.pipeline.jobs.following import follow_archive
 from gatepost.pipeline.jobs.pipeline import Pipeline
 from gatepost.pipeline.session import is_local, spark_session
 from gatepost.pipeline.transport import LocalTransport, SparkTransport
+from tests.pipeline.commit_gate import CommitGate
 from tests.pipeline.spark_settings import QUICK_SPARK
 from tests.pipeline.streaming_job import _LOOPBACK
 
@@ -29,4 +31,5 @@ def follow(pipeline: Pipeline, max_rows: int) -> None:
 
 if __name__ == "__main__":
     what, archive, tables, max_rows, master = sys.argv[1:]
-    main(what, archive, tables, int(max_rows), master)
+    with CommitGate(Path(tables)).before_commits():
+        main(what, archive, tables, int(max_rows), master)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -10,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gatepost.pipeline.archive_source import read_stream
 from gatepost.pipeline.delta_tables import BatchTransaction, write_table
 from gatepost.pipeline.session import is_local, spark_session
+from tests.pipeline.commit_gate import CommitGate
 from tests.pipeline.spark_settings import QUICK_SPARK
 
 COLUMNS = ["node", "seq", "kind", "event_id", "date"]
@@ -54,4 +56,5 @@ def _home(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 if __name__ == "__main__":
     root, table, checkpoint, max_rows, master = sys.argv[1:]
-    main(root, table, checkpoint, int(max_rows), master)
+    with CommitGate(Path(table)).before_commits():
+        main(root, table, checkpoint, int(max_rows), master)

@@ -3,7 +3,6 @@
 `run` and `stream` themselves are tested here too: in batches, taking turns, and what comes after.
 """
 
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ from gatepost.errors import PipelineError
 from gatepost.pipeline.jobs.pipeline import Pipeline, RunSummary, backfill_tables, compact_tables
 from gatepost.pipeline.jobs.retention import drop_old_hours
 from gatepost.pipeline.tables import schemas
-from tests.pipeline.crashing import Program, wait_a_moment
+from tests.pipeline.commit_gate import CommitGate
+from tests.pipeline.crashing import Program
 from tests.pipeline.worlds import MADE, World
 
 # Whole runs of Spark, on machines that do other things too.
@@ -27,19 +27,11 @@ HOUR = 3_600_000
 def kill_again_and_again(
     folder: Path, what: str, archive: str, tables: Path, max_rows: int, rounds: int
 ) -> None:
-    """Each time somewhere in the next batch."""
+    """Each time somewhere in the next batch, and before all events of two batches are in."""
     program = "tests.pipeline.pipeline_job"
     job = Program(folder, program, what, archive, tables, max_rows, "local[2]")
     for _ in range(rounds):
-        wanted = commits(tables) + random.randint(1, TABLES_A_BATCH)
-        with job.running() as process:
-            job.wait_until(lambda wanted=wanted: commits(tables) >= wanted, process)  # type: ignore[misc]
-            wait_a_moment()
-
-
-def commits(tables: Path) -> int:
-    """To all tables together."""
-    return len(list(tables.glob("*/_delta_log/*.json")))
+        job.kill_between(CommitGate(tables), TABLES_A_BATCH)
 
 
 def test_run_in_batches_is_killed_and_equals_backfill(
