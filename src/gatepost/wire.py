@@ -74,16 +74,6 @@ class NewMessage(Struct, rename={"from_": "from"}, omit_defaults=True, forbid_un
     max_retries: MaxRetries | UnsetType = UNSET
     protocol_version: Annotated[str, msgspec.Meta(max_length=16)] | UnsetType = UNSET
 
-    def created_at_ms(self) -> int | None:
-        found = self.created_at
-        return None if isinstance(found, UnsetType) else found * 1000
-
-    def ttl_ms(self) -> int | None:
-        return None if isinstance(self.ttl_secs, UnsetType) else int(self.ttl_secs * 1000)
-
-    def not_before_ms(self) -> int:
-        return 0 if isinstance(self.not_before, UnsetType) else int(self.not_before * 1000)
-
 
 class LeasedMessage(Struct, rename={"from_": "from"}, omit_defaults=True):
     """A message as a consumer gets it. `receipt` is its lease handle.

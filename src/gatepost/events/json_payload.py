@@ -37,8 +37,12 @@ def check_json_text(payload: bytes) -> None:
             payload.decode()
         except UnicodeDecodeError:
             raise InvalidRequest("the payload is not valid UTF-8") from None
-    if payload.count(b"[") + payload.count(b"{") > MAX_NESTING and _is_too_deep(payload):
+    if len(payload) > 2 * MAX_NESTING and _may_be_too_deep(payload) and _is_too_deep(payload):
         raise InvalidRequest(f"the payload is nested more than {MAX_NESTING} levels deep")
+
+
+def _may_be_too_deep(payload: bytes) -> bool:
+    return payload.count(b"[") + payload.count(b"{") > MAX_NESTING
 
 
 def _is_too_deep(payload: bytes) -> bool:

@@ -16,6 +16,7 @@ from msgspec.structs import astuple
 from gatepost.errors import StaleLeaseHandle
 from gatepost.journal.transaction import Row, Tx
 from gatepost.mailbox.enqueue import (
+    FIRST_UNORDERED,
     IS_UNORDERED,
     PAIR_NUMBER_BITS,
     is_unordered,
@@ -259,17 +260,19 @@ def _open_leases(tx: Tx, leases: list[Lease], nacked: list[int]) -> None:
 def _leased_message(
     row: Row, leases: dict[int, int], senders: dict[int, str], name: str, policy: MailboxPolicy
 ) -> LeasedMessage:
+    id, meta, unordered = row[_ID], row[_META], row[_ID] & FIRST_UNORDERED
+    pair = id >> PAIR_NUMBER_BITS
     return LeasedMessage(
         row[_MSG_ID],
-        senders[pair_of_mail(row[_ID])],
+        senders[pair],
         name,
         Raw(row[_PAYLOAD]),
         row[_CREATED] // 1000,
         row[_ATTEMPT],
-        format_lease_handle(row[_ID], leases[slot_of_mail(row[_ID])]),
+        format_lease_handle(id, leases[id if unordered else pair]),
         policy.inflight_timeout / 1000,
-        UNSET if row[_META] is None else Raw(row[_META]),
-        "none" if is_unordered(row[_ID]) else "fifo",
+        UNSET if meta is None else Raw(meta),
+        "none" if unordered else "fifo",
     )
 
 

@@ -39,7 +39,7 @@ def test_messages_inside_an_operation_are_read_in_either_spelling() -> None:
     found = frame("enqueue", messages=[message])
     assert isinstance(found, Enqueue)
     assert (found.messages[0].msg_id, found.messages[0].ttl_secs) == ("m", 5.0)
-    assert found.messages[0].not_before_ms() == 9_500
+    assert found.messages[0].not_before == 9.5
     sent = frame("send", messages=[{"fromAgent": "a", "toAgents": ["b"], "payload": 1}])
     assert isinstance(sent, Send)
     assert sent.messages[0].to_agents == ["b"]

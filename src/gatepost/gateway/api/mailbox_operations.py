@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from msgspec import Raw, UnsetType
+from msgspec import UNSET, Raw
 
 from gatepost.errors import InvalidRequest, PayloadTooLarge
 from gatepost.events import check_digest
@@ -70,18 +70,19 @@ class MailboxOperations:
     def _build_mail(self, new: NewMessage) -> NewMail:
         payload = bytes(new.payload)
         self._check_inline_payload(payload)
-        ttl, not_before = new.ttl_ms(), new.not_before_ms()
-        if not_before:
-            check_delay(self._core.clock.now(), not_before, ttl)
-        return NewMail(
-            new.msg_id,
-            payload,
-            new.created_at_ms(),
-            ttl,
-            ordered=None if isinstance(new.order, UnsetType) else new.order == "fifo",
-            not_before=not_before,
-            max_retries=None if isinstance(new.max_retries, UnsetType) else new.max_retries,
-        )
+        mail = NewMail(new.msg_id, payload)
+        if new.created_at is not UNSET:
+            mail.created_at = new.created_at * 1000
+        if new.ttl_secs is not UNSET:
+            mail.ttl = int(new.ttl_secs * 1000)
+        if new.order is not UNSET:
+            mail.ordered = new.order == "fifo"
+        if new.max_retries is not UNSET:
+            mail.max_retries = new.max_retries
+        if new.not_before is not UNSET:
+            mail.not_before = int(new.not_before * 1000)
+            check_delay(self._core.clock.now(), mail.not_before, mail.ttl)
+        return mail
 
     def _check_inline_payload(self, payload: bytes) -> None:
         if len(payload) > self._max_inline_bytes:
