@@ -9,7 +9,7 @@ from gatepost.capabilities.misfires import (
 from gatepost.events import TaskInfo
 from gatepost.hub.task_states import TaskInput, TaskState
 from gatepost.hub.tasks import change_task
-from gatepost.pipeline.tables.incidents import stable_id
+from gatepost.pipeline.kernels.incidents import stable_id
 from tests.hub.harness import HubHarness
 
 INFO = TaskInfo(

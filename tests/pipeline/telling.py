@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 
 from gatepost.pipeline.archive_reader import ROW_SCHEMA
-from gatepost.pipeline.tables.facts import FACT_COLUMNS, Facts, facts_from_events
-from gatepost.pipeline.tables.lifecycle import build_deliveries
+from gatepost.pipeline.kernels.facts import FACT_COLUMNS, Facts, facts_from_events
+from gatepost.pipeline.kernels.lifecycle import build_deliveries
 
 T = 1_772_490_600_000
 Event = dict[str, Any]

@@ -7,10 +7,10 @@ import pytest
 
 from gatepost.errors import ArchiveError
 from gatepost.pipeline.archive_reader import ArchiveReader
+from gatepost.pipeline.kernels.facts import FACT_COLUMNS, TEXT_COLUMNS, Facts, facts_from_events
+from gatepost.pipeline.kernels.lifecycle import build_deliveries
 from gatepost.pipeline.read_plan import Slice
 from gatepost.pipeline.synth import SynthOptions, generate_archive
-from gatepost.pipeline.tables.facts import FACT_COLUMNS, TEXT_COLUMNS, Facts, facts_from_events
-from gatepost.pipeline.tables.lifecycle import build_deliveries
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
 from gatepost.pipeline.report import aggregation
 from gatepost.pipeline.report.aggregation import (
     LatencyGroups,
@@ -16,7 +17,6 @@ from gatepost.pipeline.report.aggregation import (
 )
 from gatepost.pipeline.report.model import OTHERS
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema, rows_to_table
-from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
 from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS, SLO, TRAFFIC
 from tests.pipeline.reckoning import three_digits
 

@@ -18,8 +18,7 @@ from gatepost.archive.manifest import ArchiveManifest
 from gatepost.archive.segment_table import read_segment_schema, read_segment_table
 from gatepost.clock import SystemClock
 from gatepost.errors import ArchiveError
-from gatepost.pipeline.audit import evidence, hash_chains, promises, trust
-from gatepost.pipeline.audit.blocks import decode_block, encode_block
+from gatepost.pipeline.audit import hash_chains, trust
 from gatepost.pipeline.audit.completeness import (
     ARCHIVE_GRACE_MS,
     ArchiveEvidence,
@@ -27,15 +26,17 @@ from gatepost.pipeline.audit.completeness import (
     check_completeness,
     latest_time,
 )
-from gatepost.pipeline.audit.evidence import OutboxPart, found_table
 from gatepost.pipeline.audit.hash_chains import SegmentLink
-from gatepost.pipeline.audit.promises import OutboxKnowledge
 from gatepost.pipeline.audit.rules import RULE_ORDER, SENTENCES, UNJUDGED
-from gatepost.pipeline.audit.spans import ArchivedSpan, SpanIndex, archived_spans
 from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
 from gatepost.pipeline.delta_tables import begin_write, require_table
 from gatepost.pipeline.jobs.batch_ledger import BatchLedger
 from gatepost.pipeline.jobs.shares import pack_shares
+from gatepost.pipeline.kernels import evidence, promises
+from gatepost.pipeline.kernels.blocks import decode_block, encode_block
+from gatepost.pipeline.kernels.evidence import OutboxPart, found_table
+from gatepost.pipeline.kernels.promises import OutboxKnowledge
+from gatepost.pipeline.kernels.spans import ArchivedSpan, SpanIndex, archived_spans
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, write_files
 from gatepost.pipeline.small_tables import count_values

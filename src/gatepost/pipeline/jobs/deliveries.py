@@ -15,11 +15,8 @@ from gatepost.pipeline import read_plan
 from gatepost.pipeline.archive_reader import ArchiveReader
 from gatepost.pipeline.delta_tables import StoredFile
 from gatepost.pipeline.jobs.executors import run_on_executors
-from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem, write_files
-from gatepost.pipeline.read_plan import RowEstimate, Slice
-from gatepost.pipeline.tables import activity, lifecycle
-from gatepost.pipeline.tables.facts import (
+from gatepost.pipeline.kernels import activity, lifecycle
+from gatepost.pipeline.kernels.facts import (
     FACT_COLUMNS,
     ID_COLUMNS,
     TEXT_COLUMNS,
@@ -27,6 +24,9 @@ from gatepost.pipeline.tables.facts import (
     facts_from_events,
     hours_of,
 )
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem, write_files
+from gatepost.pipeline.read_plan import RowEstimate, Slice
 from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS
 from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
 

@@ -12,12 +12,12 @@ import pyarrow.dataset as ds
 from msgspec import Struct
 
 from gatepost.pipeline.jobs.executors import write_on_executors
+from gatepost.pipeline.kernels import advice, incidents
+from gatepost.pipeline.kernels.groups import CodedColumns
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem
 from gatepost.pipeline.read_plan import SetAside
-from gatepost.pipeline.tables import advice, incidents
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
-from gatepost.pipeline.tables.groups import CodedColumns
 from gatepost.pipeline.tables.schemas import (
     ACTIVITY,
     CASES,

@@ -15,13 +15,18 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from gatepost.pipeline.audit.blocks import Ints, decode_block, encode_block
 from gatepost.pipeline.delta_tables import StoredFile
 from gatepost.pipeline.jobs.shares import pack_shares
+from gatepost.pipeline.kernels import cases, slo, tasks
+from gatepost.pipeline.kernels.blocks import decode_block, encode_block
+from gatepost.pipeline.kernels.columns import Numbers
+from gatepost.pipeline.kernels.hour_deliveries import (
+    HOUR_COLUMNS,
+    HOUR_TEXT_COLUMNS,
+    HourDeliveries,
+)
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, read_file, write_files
-from gatepost.pipeline.tables import cases, slo, tasks
-from gatepost.pipeline.tables.hour_deliveries import HOUR_COLUMNS, HOUR_TEXT_COLUMNS, HourDeliveries
 from gatepost.pipeline.tables.schemas import CASES, PACES, SLO, TASKS, TRAFFIC, TableSpec
 from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
 
@@ -171,10 +176,10 @@ class _HourKernel:
             yield part, encode_block(_FILE, pa.table(described))
 
 
-def _hash_nodes(hour: HourDeliveries) -> Ints:
+def _hash_nodes(hour: HourDeliveries) -> Numbers:
     """A number for each row that depends on its sending node alone."""
     nodes = hour.table["node"].cast(pa.string()).dictionary_encode().combine_chunks()
     known: Iterable[str] = nodes.dictionary.to_pylist()
     hashes = np.array([zlib.crc32(name.encode()) for name in known], np.int64)
-    found: Ints = hashes[nodes.indices.to_numpy()]
+    found: Numbers = hashes[nodes.indices.to_numpy()]
     return found

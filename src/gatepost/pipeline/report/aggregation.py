@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from gatepost.pipeline.kernels.columns import ABSENT, Codes, Numbers
+from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
+from gatepost.pipeline.kernels.time_buckets import BUCKET_COUNT, bucket_of, longest_time
 from gatepost.pipeline.report.model import OTHERS
-from gatepost.pipeline.tables.facts import ABSENT, Column
-from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
-from gatepost.pipeline.tables.time_buckets import BUCKET_COUNT, bucket_of, longest_time
 
 MAX_THROUGHPUT_NODES: Final = 12
 MAX_LEVELS: Final = 30
@@ -79,8 +79,8 @@ class ReportPeriod(Struct, frozen=True):
     step: int
     steps: int
 
-    def step_index(self, at: Column) -> Column:
-        step: Column = np.clip((at - self.start) // self.step, 0, self.steps - 1)
+    def step_index(self, at: Numbers) -> Numbers:
+        step: Numbers = np.clip((at - self.start) // self.step, 0, self.steps - 1)
         return step
 
     @property
@@ -265,7 +265,7 @@ class LatencyGroups(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.kinds) + len(self.nodes) + self.period.steps + 1
 
-    def zero_counts(self) -> Column:
+    def zero_counts(self) -> Numbers:
         """Counts of zero by (accepted or processed, group, latency step)."""
         return np.zeros((2, len(self), BUCKET_COUNT), np.int64)
 
@@ -275,7 +275,7 @@ class LatencyGroups(Struct, frozen=True):
         nodes = each[len(self.kinds) :]
         return each[: len(self.kinds)], nodes[: len(self.nodes)], nodes[len(self.nodes) :], every
 
-    def group_indexes(self, hour: HourDeliveries) -> list[Column]:
+    def group_indexes(self, hour: HourDeliveries) -> list[Numbers | Codes]:
         """Four group indexes of each delivery: by kind, node, step and all.
 
         An index is negative where the kind or node has no group.
@@ -293,23 +293,23 @@ class LatencyGroups(Struct, frozen=True):
 class SparseCounts(Struct, frozen=True):
     """The counts that are not 0, and their positions in the full array."""
 
-    positions: tuple[Column, ...]
-    counts: Column
+    positions: tuple[Numbers, ...]
+    counts: Numbers
 
     @classmethod
-    def from_dense(cls, counts: Column) -> Self:
+    def from_dense(cls, counts: Numbers) -> Self:
         positions = np.nonzero(counts)
         return cls(positions, counts[positions])
 
 
-def count_latencies(hour: HourDeliveries, groups: LatencyGroups) -> Column:
+def count_latencies(hour: HourDeliveries, groups: LatencyGroups) -> Numbers:
     """Count the deliveries of one hour by (accepted or processed, group, latency step)."""
     indexes = groups.group_indexes(hour)
     both = [_count_steps(indexes, ms, len(groups)) for ms in (hour.accept_ms, hour.process_ms)]
     return np.stack(both)
 
 
-def _count_steps(indexes: Sequence[Column], ms: Column, groups: int) -> Column:
+def _count_steps(indexes: Sequence[Numbers | Codes], ms: Numbers, groups: int) -> Numbers:
     present = ms != ABSENT
     step = bucket_of(ms[present])
     code = np.concatenate(
@@ -435,7 +435,7 @@ SplitPercentiles = tuple[
 ]
 
 
-def measure_percentiles(counts: Column, online_ms: int) -> list[GroupPercentiles]:
+def measure_percentiles(counts: Numbers, online_ms: int) -> list[GroupPercentiles]:
     """Percentiles of each group.
 
     Deliveries accepted after `online_ms` do not count for `online`: their node was away.
@@ -449,7 +449,7 @@ def measure_percentiles(counts: Column, online_ms: int) -> list[GroupPercentiles
     return list(map(GroupPercentiles, *points, _percentile_of_rows(online, 0.95)))
 
 
-def _percentile_of_rows(counts: Column, share: float) -> list[int | None]:
+def _percentile_of_rows(counts: Numbers, share: float) -> list[int | None]:
     """For each row, the smallest latency that at least this share of its counts stays within."""
     cumulated = np.cumsum(counts, axis=1)
     total = cumulated[:, -1]

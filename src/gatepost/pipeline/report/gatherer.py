@@ -29,6 +29,7 @@ from gatepost.pipeline.jobs.executors import combine_on_executor, run_on_executo
 from gatepost.pipeline.jobs.hourly_tables import HourPiece
 from gatepost.pipeline.jobs.shares import pack_shares
 from gatepost.pipeline.jobs.table_update import TableFolder
+from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import read_file
 from gatepost.pipeline.report import aggregation
@@ -62,7 +63,6 @@ from gatepost.pipeline.report.model import (
 )
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
-from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
 from gatepost.pipeline.tables.schemas import HOUR_MS, TableSpec
 from gatepost.pipeline.transport import Transport
 

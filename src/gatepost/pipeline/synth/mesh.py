@@ -1,7 +1,7 @@
 """The mesh of a synthetic archive: nodes, agents, pairs of agents, payloads and absences."""
 
 import base64
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from gatepost.events import EncryptedPayload, NodeKey
 IntArray = NDArray[np.int64]
 IdWords = NDArray[np.uint64]
 # One value for all rows, or an array with one value for each row.
-FieldValue = int | NDArray[Any]
+FieldValue = int | NDArray[np.generic]
 
 # 2026-03-02T22:30:00Z: even the shortest run crosses midnight.
 START: Final = 1_772_490_600_000

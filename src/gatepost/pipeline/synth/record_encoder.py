@@ -375,7 +375,7 @@ def _null_unless(values: pa.Array, present: NDArray[np.bool_]) -> pa.Array:
     return values if present.all() else pc.if_else(pa.array(present), values, None)
 
 
-def _masked_array(present: NDArray[np.bool_], values: NDArray[Any]) -> pa.Array:
+def _masked_array(present: NDArray[np.bool_], values: NDArray[np.generic]) -> pa.Array:
     return pa.array(np.ascontiguousarray(values), mask=~present)
 
 

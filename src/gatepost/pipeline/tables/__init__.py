@@ -1,1 +1,1 @@
-"""The pipeline's tables: their schemas, and pure functions that make them."""
+"""The pipeline's tables: their schemas, and views of them."""

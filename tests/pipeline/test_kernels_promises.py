@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest
 from gatepost.archive.schema import EVENT_SCHEMA
-from gatepost.pipeline.audit import evidence, promises
-from gatepost.pipeline.audit.evidence import EVIDENCE_COLUMNS, OutboxPart
-from gatepost.pipeline.audit.spans import ArchivedSpan, SpanIndex, archived_spans
+from gatepost.pipeline.kernels import evidence, promises
+from gatepost.pipeline.kernels.evidence import EVIDENCE_COLUMNS, OutboxPart
+from gatepost.pipeline.kernels.spans import ArchivedSpan, SpanIndex, archived_spans
 from gatepost.pipeline.objectives import Objectives
 from tests.pipeline.manifests import archived_segment
 

@@ -5,14 +5,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from gatepost.pipeline.kernels.columns import IdHalves, Numbers
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
 from gatepost.pipeline.tables.schemas import VIOLATIONS
-
-Ints = NDArray[np.int64]
-Ids = NDArray[np.uint64]
-Flags = NDArray[np.bool_]
 
 # All columns of a violation but the sentence of its rule.
 FOUND_SCHEMA: Final = pa.schema(
@@ -43,24 +39,24 @@ def hash_text(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def hash_texts(column: pa.ChunkedArray) -> Ints:
+def hash_texts(column: pa.ChunkedArray) -> Numbers:
     """The hash of each text; 0 for null."""
     whole = column.dictionary_encode().unify_dictionaries().combine_chunks()
     known = np.array([*map(hash_text, whole.dictionary.to_pylist()), 0], np.int64)
-    found: Ints = known[np.asarray(whole.indices.fill_null(-1))]
+    found: Numbers = known[np.asarray(whole.indices.fill_null(-1))]
     return found
 
 
-def mix_hashes(*columns: Ints) -> Ints:
+def mix_hashes(*columns: Numbers) -> Numbers:
     """One hash of several, row by row."""
-    mixed: Ids = np.zeros(len(columns[0]), np.uint64)
+    mixed: IdHalves = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)
     return mixed.astype(np.int64)
 
 
-def join_ids(high: Ids, low: Ids) -> pa.Array:
+def join_ids(high: IdHalves, low: IdHalves) -> pa.Array:
     """The ids of 16 bytes from their halves."""
     halves = np.stack((high, low), axis=1).astype(">u8")
     fixed = pa.FixedSizeBinaryArray.from_buffers(

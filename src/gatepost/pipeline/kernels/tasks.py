@@ -6,11 +6,12 @@ The paces of all its hours replace the tasks of a whole month.
 import numpy as np
 import pyarrow as pa
 
-from gatepost.pipeline.tables.facts import ABSENT, TASK_COLUMNS, VERSION_COLUMNS, Column
-from gatepost.pipeline.tables.groups import Groups, columns_to_table, decode_dictionaries
-from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
+from gatepost.pipeline.kernels.columns import ABSENT, Numbers
+from gatepost.pipeline.kernels.facts import TASK_COLUMNS, VERSION_COLUMNS
+from gatepost.pipeline.kernels.groups import Groups, columns_to_table, decode_dictionaries
+from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
+from gatepost.pipeline.kernels.time_buckets import round_up_times
 from gatepost.pipeline.tables.schemas import PACES, TASKS
-from gatepost.pipeline.tables.time_buckets import round_up_times
 
 _DELIVERY_COLUMNS = ("node", "event_id", "corr_id", "from_agent", "to_agent", "to_node", "reason")
 _TASK_STRUCT_COLUMNS = (*TASK_COLUMNS, "eta_at", "progress", "failure_class")
@@ -54,7 +55,7 @@ def compute_paces(hour: HourDeliveries) -> pa.Table:
     return columns_to_table(columns, PACES.names)
 
 
-def _count_times(groups: Groups, values: Column) -> pa.Array:
+def _count_times(groups: Groups, values: Numbers) -> pa.Array:
     """For each group its rounded times, each with its count."""
     known = np.flatnonzero(values != ABSENT)
     group, ms = groups.group_numbers[known], round_up_times(values[known])

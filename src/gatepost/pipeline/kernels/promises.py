@@ -13,18 +13,25 @@ import pyarrow as pa
 from msgspec import Struct
 
 from gatepost.archive.room_facts import RoomFacts
-from gatepost.pipeline.audit.blocks import Flags, Ids, Ints, join_ids, mix_hashes
-from gatepost.pipeline.audit.evidence import (
+from gatepost.pipeline.audit.rules import UNJUDGED
+from gatepost.pipeline.kernels.blocks import join_ids, mix_hashes
+from gatepost.pipeline.kernels.columns import (
+    ABSENT,
+    Flags,
+    IdHalves,
+    Numbers,
+    drawn_at,
+    mark_changes,
+)
+from gatepost.pipeline.kernels.evidence import (
     FOUND,
     OUTCOMES,
     found_table,
     position_incarnation,
     position_seq,
 )
-from gatepost.pipeline.audit.rules import UNJUDGED
-from gatepost.pipeline.audit.spans import SpanIndex
-from gatepost.pipeline.tables.facts import ABSENT, drawn_at, mark_changes
-from gatepost.pipeline.tables.groups import Groups
+from gatepost.pipeline.kernels.groups import Groups
+from gatepost.pipeline.kernels.spans import SpanIndex
 
 TURNS, UNARCHIVED = "turns", "unarchived"
 
@@ -62,27 +69,27 @@ class _ReceiptRows:
     def __init__(self, sent: pa.Table, receipts: pa.Table) -> None:
         self.table = receipts
         self.sent = sent
-        self.position: Ints = receipts["position"].to_numpy()
-        self.node: Ints = receipts["node"].to_numpy()
-        self.owner: Ints = receipts["owner"].to_numpy()
-        self.outcome: Ints = receipts["outcome"].to_numpy().astype(np.int64)
+        self.position: Numbers = receipts["position"].to_numpy()
+        self.node: Numbers = receipts["node"].to_numpy()
+        self.owner: Numbers = receipts["owner"].to_numpy()
+        self.outcome: Numbers = receipts["outcome"].to_numpy().astype(np.int64)
         self.processed: Flags = np.asarray(receipts["processed"])
-        self.high: Ids = receipts["high"].to_numpy()
-        self.low: Ids = receipts["low"].to_numpy()
+        self.high: IdHalves = receipts["high"].to_numpy()
+        self.low: IdHalves = receipts["low"].to_numpy()
         keys = (
             np.concatenate((sent[name].to_numpy(), receipts[name].to_numpy()))
             for name in ("high", "low", "owner")
         )
         numbers = Groups.group_equal(*keys).group_numbers
-        self.sent_about: Ints = numbers[: len(sent)]
-        self.about: Ints = numbers[len(sent) :]
+        self.sent_about: Numbers = numbers[: len(sent)]
+        self.about: Numbers = numbers[len(sent) :]
         self.count = int(numbers.max()) + 1 if len(numbers) else 0
 
     def __len__(self) -> int:
         return len(self.about)
 
     @cached_property
-    def drawn(self) -> Ints:
+    def drawn(self) -> Numbers:
         """The time at which the id of the event was drawn."""
         return drawn_at(self.high)
 
@@ -93,7 +100,7 @@ class _ReceiptRows:
         opened[self.sent_about] = True
         return ~opened[self.about]
 
-    def to_found(self, rows: Ints, rule: str, details: Sequence[str] | pa.Array) -> pa.Table:
+    def to_found(self, rows: Numbers, rule: str, details: Sequence[str] | pa.Array) -> pa.Table:
         return _to_found(self.table.take(pa.array(rows)), rule, details)
 
 
@@ -136,7 +143,7 @@ def _doubled_turns(rows: _ReceiptRows) -> pa.Table:
     return rows.to_found(np.array(shown, np.int64), "doubled_turn", details)
 
 
-def _is_doubled(rows: _ReceiptRows, members: Ints, incarnation: Ints) -> bool:
+def _is_doubled(rows: _ReceiptRows, members: Numbers, incarnation: Numbers) -> bool:
     nodes, turns = set(), set()
     ends: dict[tuple[int, int], set[int]] = {}
     for row in members.tolist():
@@ -224,13 +231,13 @@ def find_overtaken_turns(turns: pa.Table) -> pa.Table:
     events anew from the backup on. So order is checked within one incarnation of the sender and one
     of the owner.
     """
-    position: Ints = turns["position"].to_numpy()
+    position: Numbers = turns["position"].to_numpy()
     keys = (turns["pair"].to_numpy(), turns["node"].to_numpy(), position_incarnation(position))
     order = np.lexsort((position, *reversed(keys)))
     starts = np.zeros(len(order), bool)
     for key in keys:
         starts |= mark_changes(key[order])
-    number: Ints = turns["pair_seq"].to_numpy()[order]
+    number: Numbers = turns["pair_seq"].to_numpy()[order]
     highest = _highest_before(number, starts)
     late = np.flatnonzero(highest > number)
     details = [
@@ -240,7 +247,7 @@ def find_overtaken_turns(turns: pa.Table) -> pa.Table:
     return _to_found(turns.take(pa.array(order[late])), "fifo_broken", details)
 
 
-def _highest_before(numbers: Ints, starts: Flags) -> Ints:
+def _highest_before(numbers: Numbers, starts: Flags) -> Numbers:
     """The highest number before each row, since its group started; 0 for the first row."""
     values, ranks = np.unique(numbers, return_inverse=True)
     group = np.cumsum(starts) * (len(values) + 1)

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from gatepost.archive.schema import EVENT_SCHEMA
-from gatepost.pipeline.audit.blocks import FOUND_SCHEMA, Ints, hash_texts, mix_hashes
-from gatepost.pipeline.tables.facts import is_id, split_ids, to_numbers
+from gatepost.pipeline.kernels.blocks import FOUND_SCHEMA, hash_texts, mix_hashes
+from gatepost.pipeline.kernels.columns import Numbers, is_id, split_ids, to_numbers
 
 SENT, RECEIPTS, NAMED, FOUND = "sent", "receipts", "named", "found"
 
@@ -105,12 +105,12 @@ def _receipt_rows(events: pa.Table, part: OutboxPart) -> pa.Table:
     )
 
 
-def position_seq(position: Ints) -> Ints:
+def position_seq(position: Numbers) -> Numbers:
     """The seq in an event's position."""
     return position & ((1 << _SEQ_BITS) - 1)
 
 
-def position_incarnation(position: Ints) -> Ints:
+def position_incarnation(position: Numbers) -> Numbers:
     """The number of the incarnation in an event's position."""
     return position >> _SEQ_BITS
 

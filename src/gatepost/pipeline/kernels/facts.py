@@ -9,19 +9,28 @@ words; an id is two halves. Needs pyarrow and numpy, but not Spark.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
-from numpy.typing import NDArray
 
+from gatepost.pipeline.kernels.columns import (
+    ABSENT,
+    NONE,
+    Codes,
+    Flags,
+    Floats,
+    IdHalves,
+    Numbers,
+    WordCodes,
+    drawn_at,
+    is_id,
+    split_ids,
+    to_numbers,
+)
 from gatepost.pipeline.tables.schemas import HOUR_MS
-
-Column = NDArray[Any]
-"""Numbers, codes of words or truth values, one for each row."""
 
 TEXT_COLUMNS: Final = (
     *("kind", "source_agent", "to_node", "to_agent", "status", "outcome", "reason", "signal"),
@@ -35,11 +44,6 @@ FACT_COLUMNS: Final = (
 """The columns that are read of an event; the others stay on disk."""
 ID_COLUMNS: Final = ("kind", "event_id", "ref_id")
 """The columns that tell which hours an event refers to."""
-
-NONE: Final = -1
-"""The code of a missing text; also the index of a missing row."""
-ABSENT: Final = np.iinfo(np.int64).min
-"""A missing number; less than any other."""
 
 
 class FactKind(IntEnum):
@@ -103,6 +107,35 @@ The `number` of a SENT fact is its attempt; for other kinds it counts how often 
 stated. The `at` of a PROMISED fact is the promised time.
 """
 
+
+class ToldColumns(NamedTuple):
+    """The columns of `TOLD_SCHEMA`, before and after their way between executors."""
+
+    high: IdHalves
+    low: IdHalves
+    node: Codes
+    peer: Codes
+    what: Codes
+    text: Codes
+    number: Numbers | Codes
+    at: Numbers
+    progress: Floats
+
+    @classmethod
+    def from_batch(cls, told: pa.RecordBatch) -> Self:
+        return cls(**{name: told[name].to_numpy() for name in cls._fields})
+
+    @classmethod
+    def join(cls, parts: Iterable[Self]) -> Self:
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def take(self, rows: Numbers) -> Self:
+        return type(self)(**{name: column[rows] for name, column in self._asdict().items()})
+
+    def to_batch(self) -> pa.RecordBatch:
+        return build_batch(TOLD_SCHEMA, self._asdict())
+
+
 SENT_SCHEMA: Final = pa.schema(
     {
         **dict.fromkeys(("first", "sent_at"), pa.int64()),
@@ -117,42 +150,6 @@ SENT_SCHEMA: Final = pa.schema(
 _CODE_COLUMNS = {"node", "peer", "text", "kind", "from_agent", "to_agent", *TASK_COLUMNS}
 
 
-class WordCodes:
-    """Assigns codes to texts, in the order they are first seen."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {}
-
-    def code_of(self, word: str) -> int:
-        return self._codes.setdefault(word, len(self._codes))
-
-    def encode_column(self, column: pa.ChunkedArray) -> Column:
-        """The column as codes."""
-        if not pa.types.is_dictionary(column.type):
-            column = column.dictionary_encode()
-        whole = column.unify_dictionaries().combine_chunks()
-        known = [self.code_of(word) for word in whole.dictionary.to_pylist()]
-        # NONE is -1, so a null picks the last entry.
-        codes: Column = np.array([*known, NONE], np.int32)
-        found: Column = codes[np.asarray(whole.indices.fill_null(NONE))]
-        return found
-
-    def matches_any(self, codes: Column, words: Iterable[str]) -> Column:
-        """Whether each code is that of one of these words."""
-        found: Column = self.map_codes(codes, dict.fromkeys(words, 1)) == 1
-        return found
-
-    def map_codes(self, codes: Column, by: Mapping[str, int]) -> Column:
-        """The value that `by` has for the word of each code, or NONE."""
-        values = {self.code_of(word): value for word, value in by.items()}
-        table: Column = np.full(len(self._codes) + 1, NONE, np.int32)
-        table[list(values)] = list(values.values())
-        return table[codes]
-
-    def word_array(self) -> pa.Array:
-        return pa.array(self._codes, pa.string())
-
-
 class Facts(Struct, frozen=True):
     """`told` has `TOLD_SCHEMA`, `sent` has `SENT_SCHEMA`; their texts are indexes in `words`."""
 
@@ -163,7 +160,7 @@ class Facts(Struct, frozen=True):
     def __len__(self) -> int:
         return int(self.told.num_rows)
 
-    def drawn_times(self) -> Column:
+    def drawn_times(self) -> Numbers:
         """The times at which the ids were drawn, in epoch milliseconds."""
         return drawn_at(self.told["high"].to_numpy())
 
@@ -220,7 +217,7 @@ def _decode_ipc(block: bytes) -> pa.RecordBatch:
 
 
 def _remap_codes(
-    batches: Sequence[pa.RecordBatch], new_codes: Sequence[Column], schema: pa.Schema
+    batches: Sequence[pa.RecordBatch], new_codes: Sequence[Codes], schema: pa.Schema
 ) -> pa.RecordBatch:
     """Join the batches; `new_codes` maps the old codes of each batch to new ones."""
     columns = []
@@ -235,45 +232,7 @@ def _remap_codes(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def drawn_at(high: Column) -> Column:
-    """The time an id carries, in epoch milliseconds."""
-    return (high >> np.uint64(16)).astype(np.int64)
-
-
-def split_ids(ids: pa.Array) -> tuple[Column, Column]:
-    """Split ids of 16 bytes each into two halves, which compare as the ids do."""
-    start = int(np.frombuffer(ids.buffers()[1], np.int32)[ids.offset]) if len(ids) else 0
-    data = np.frombuffer(ids.buffers()[2] or b"", ">u8", 2 * len(ids), start)
-    pairs = data.reshape(-1, 2).astype(np.uint64)
-    return pairs[:, 0].copy(), pairs[:, 1].copy()
-
-
-def is_id(ids: pa.ChunkedArray) -> Column:
-    """Whether each row has an id; rows without one make no facts."""
-    return _to_numpy(pc.equal(pc.binary_length(ids), 16).fill_null(False))
-
-
-def to_numbers(column: pa.ChunkedArray | pa.Array) -> Column:
-    return _to_numpy(column.cast(pa.int64()).fill_null(ABSENT))
-
-
-def dense_ranks(column: pa.ChunkedArray | pa.Array) -> Column:
-    """Numbers that compare as the values do, nulls lowest."""
-    return np.asarray(pc.rank(column, [("", "ascending", "at_start")], tiebreaker="dense"))
-
-
-def mark_changes(column: Column) -> Column:
-    """Whether each value differs from the one before it; true for the first."""
-    marks = np.ones(len(column), bool)
-    np.not_equal(column[1:], column[:-1], out=marks[1:])
-    return marks
-
-
-def _to_numpy(column: pa.ChunkedArray | pa.Array) -> Column:
-    return np.asarray(column)
-
-
-def hours_of(events: pa.Table) -> Column:
+def hours_of(events: pa.Table) -> Numbers:
     """The hours of the deliveries that these events open or refer to; no others change."""
     words = WordCodes()
     opens = words.matches_any(words.encode_column(events["kind"]), _TRACKED_KINDS)
@@ -298,11 +257,16 @@ class _EventColumns:
         self.attempt = to_numbers(table["attempt"])
         names = ("outcome", "reason", "failure_class", "route_decision")
         self.text = _first_word(*(self.texts[name] for name in names))
+        # The node of an event that is addressed to none.
+        self.nobody = np.int32(self.words.code_of(""))
 
-    def is_any(self, kinds: Iterable[str]) -> Column:
+    def split_ids(self, name: str, rows: Numbers) -> tuple[IdHalves, IdHalves]:
+        return split_ids(self.table[name].take(rows).combine_chunks())
+
+    def is_any(self, kinds: Iterable[str]) -> Flags:
         return self.words.matches_any(self.texts["kind"], kinds)
 
-    def fact_kinds(self) -> Column:
+    def fact_kinds(self) -> Codes:
         """The kind of fact that each event states about the one it refers to, or NONE."""
         kind, to_kinds = self.texts["kind"], self.words.map_codes
         what = to_kinds(kind, _BY_KIND)
@@ -311,14 +275,14 @@ class _EventColumns:
         by_signal = to_kinds(self.texts["signal"], _BY_SIGNAL)
         return np.where(self.is_any(["signal"]), by_signal, what)
 
-    def eta_at(self) -> Column:
+    def eta_at(self) -> Numbers:
         """The promised time, given as such or in seconds from the event."""
         promised, seconds = to_numbers(self.table["eta_at"]), to_numbers(self.table["eta_seconds"])
         computed = np.where(seconds == ABSENT, ABSENT, self.created_at + seconds * 1000)
         return np.where(promised == ABSENT, computed, promised)
 
 
-def _first_word(*columns: Column) -> Column:
+def _first_word(*columns: Codes) -> Codes:
     """For each row the first of the columns that has a word."""
     found = columns[0]
     for column in columns[1:]:
@@ -332,13 +296,8 @@ def facts_from_events(table: pa.Table) -> Facts:
     tracked = events.is_any(_TRACKED_KINDS)
     opening = np.flatnonzero(tracked & is_id(table["event_id"]))
     about = (~tracked | events.is_any(_KINDS_ALSO_ABOUT)) & is_id(table["ref_id"])
-    told = [_opening_facts(events, opening), *_referring_facts(events, about)]
-    columns = {name: np.concatenate([part[name] for part in told]) for name in TOLD_SCHEMA.names}
-    return Facts(
-        build_batch(TOLD_SCHEMA, columns),
-        _message_batch(events, opening),
-        events.words.word_array(),
-    )
+    told = ToldColumns.join([_opening_facts(events, opening), *_referring_facts(events, about)])
+    return Facts(told.to_batch(), _message_batch(events, opening), events.words.word_array())
 
 
 def build_batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
@@ -346,72 +305,77 @@ def build_batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _opening_facts(events: _EventColumns, rows: Column) -> dict[str, Column]:
+def fill_kind(rows: Numbers, what: FactKind) -> Codes:
+    """The same kind of fact for all of these rows."""
+    return np.full(len(rows), what, np.int32)
+
+
+def _opening_facts(events: _EventColumns, rows: Numbers) -> ToldColumns:
     """The SENT facts of events that open a delivery."""
     to_node = events.texts["to_node"][rows]
-    return {
-        **_shared_columns(events, rows, "event_id"),
-        "node": events.texts["node"][rows],
-        "peer": np.where(to_node == NONE, events.words.code_of(""), to_node),
-        "what": np.full(len(rows), FactKind.SENT),
-        "number": events.attempt[rows],
-    }
+    high, low = events.split_ids("event_id", rows)
+    return ToldColumns(
+        high,
+        low,
+        node=events.texts["node"][rows],
+        peer=np.where(to_node == NONE, events.nobody, to_node),
+        what=fill_kind(rows, FactKind.SENT),
+        text=events.text[rows],
+        number=events.attempt[rows],
+        at=events.created_at[rows],
+        progress=np.full(len(rows), np.nan),
+    )
 
 
-def _referring_facts(events: _EventColumns, about: Column) -> Iterator[dict[str, Column]]:
+def _referring_facts(events: _EventColumns, about: Flags) -> Iterator[ToldColumns]:
     """The facts about deliveries that other events opened."""
     what, eta = events.fact_kinds(), events.eta_at()
-    progress = _to_numpy(events.table["progress"].fill_null(np.nan))
+    progress: Floats = np.asarray(events.table["progress"].fill_null(np.nan))
     rows = np.flatnonzero(about & (what != NONE))
-    yield _referring_columns(events, rows) | {"what": what[rows]}
+    yield _referring_columns(events, rows)._replace(what=what[rows])
     undone = (what == FactKind.PROCESSED) & (events.texts["reason"] != NONE)
     rows = np.flatnonzero(
         about & undone & ~events.words.matches_any(events.texts["outcome"], ["ok"])
     )
-    yield _referring_columns(events, rows) | {
-        "what": np.full(len(rows), FactKind.UNDONE),
-        "text": events.texts["reason"][rows],
-    }
+    yield _referring_columns(events, rows)._replace(
+        what=fill_kind(rows, FactKind.UNDONE), text=events.texts["reason"][rows]
+    )
     rows = np.flatnonzero(about & (eta != ABSENT))
-    yield _referring_columns(events, rows) | {
-        "what": np.full(len(rows), FactKind.PROMISED),
-        "at": eta[rows],
-    }
+    yield _referring_columns(events, rows)._replace(
+        what=fill_kind(rows, FactKind.PROMISED), at=eta[rows]
+    )
     rows = np.flatnonzero(about & ~np.isnan(progress))
-    progressed = {"what": np.full(len(rows), FactKind.PROGRESSED), "progress": progress[rows]}
-    yield _referring_columns(events, rows) | progressed
+    yield _referring_columns(events, rows)._replace(
+        what=fill_kind(rows, FactKind.PROGRESSED), progress=progress[rows]
+    )
 
 
-def _referring_columns(events: _EventColumns, rows: Column) -> dict[str, Column]:
+def _referring_columns(events: _EventColumns, rows: Numbers) -> ToldColumns:
+    """All columns but the kind of fact."""
     own = events.is_any(_KINDS_ABOUT_OWN)[rows]
     node, to_node = events.texts["node"][rows], events.texts["to_node"][rows]
     # An old receipt may lack `to_node`; then it is addressed to an agent of its own node.
-    default = np.where(own, events.words.code_of(""), node)
+    default = np.where(own, events.nobody, node)
     to_node = np.where(to_node == NONE, default, to_node)
-    return {
-        **_shared_columns(events, rows, "ref_id"),
-        "node": np.where(own, node, to_node),
-        "peer": np.where(own, to_node, node),
-        "number": np.ones(len(rows), np.int32),
-    }
+    high, low = events.split_ids("ref_id", rows)
+    return ToldColumns(
+        high,
+        low,
+        node=np.where(own, node, to_node),
+        peer=np.where(own, to_node, node),
+        what=np.full(len(rows), NONE, np.int32),
+        text=events.text[rows],
+        number=np.ones(len(rows), np.int32),
+        at=events.created_at[rows],
+        progress=np.full(len(rows), np.nan),
+    )
 
 
-def _shared_columns(events: _EventColumns, rows: Column, about: str) -> dict[str, Column]:
-    high, low = split_ids(events.table[about].take(rows).combine_chunks())
-    return {
-        "high": high,
-        "low": low,
-        "text": events.text[rows],
-        "at": events.created_at[rows],
-        "progress": np.full(len(rows), np.nan),
-    }
-
-
-def _message_batch(events: _EventColumns, rows: Column) -> pa.RecordBatch:
+def _message_batch(events: _EventColumns, rows: Numbers) -> pa.RecordBatch:
     table = events.table
     blob, inline = to_numbers(table["blob_size"]), to_numbers(table["payload_size"])
     is_task = events.is_any(["task_create"])
-    columns = {
+    columns: dict[str, Numbers | Codes] = {
         "first": events.attempt,
         "sent_at": events.created_at,
         "kind": events.texts["kind"],
@@ -420,7 +384,7 @@ def _message_batch(events: _EventColumns, rows: Column) -> pa.RecordBatch:
         "pair_seq": to_numbers(table["pair_seq"]),
         "expires_at": to_numbers(table["expires_at"]),
         "size": np.where(blob == ABSENT, inline, blob),
-        **{name: np.where(is_task, events.texts[name], NONE) for name in TASK_COLUMNS},
+        **{name: np.where(is_task, events.texts[name], np.int32(NONE)) for name in TASK_COLUMNS},
     }
     taken: dict[str, Any] = {name: column[rows] for name, column in columns.items()}
     return build_batch(

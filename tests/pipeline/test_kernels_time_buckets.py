@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.pipeline.tables.time_buckets import (
+from gatepost.pipeline.kernels.time_buckets import (
     BUCKET_COUNT,
     bucket_of,
     longest_time,

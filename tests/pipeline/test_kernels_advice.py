@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from gatepost.pipeline.kernels.advice import compute_eta_advice, find_reviews
+from gatepost.pipeline.kernels.groups import CodedColumns
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.advice import compute_eta_advice, find_reviews
 from gatepost.pipeline.tables.arrow_schemas import rows_to_table
-from gatepost.pipeline.tables.groups import CodedColumns
 from gatepost.pipeline.tables.schemas import CASES, PACES
 
 T = 1_772_490_600_000

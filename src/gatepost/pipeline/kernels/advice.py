@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gatepost.pipeline.kernels.cases import PROMISED_STATES
+from gatepost.pipeline.kernels.columns import ABSENT, NONE, Flags, Numbers
+from gatepost.pipeline.kernels.facts import VERSION_COLUMNS
+from gatepost.pipeline.kernels.groups import CodedColumns, Groups, SortedGroups, columns_to_table
+from gatepost.pipeline.kernels.incidents import MOST_SAMPLES, breaches_sla, stable_id
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.arrow_schemas import rows_to_table
-from gatepost.pipeline.tables.cases import PROMISED_STATES
-from gatepost.pipeline.tables.facts import ABSENT, NONE, VERSION_COLUMNS, Column
-from gatepost.pipeline.tables.groups import CodedColumns, Groups, SortedGroups, columns_to_table
-from gatepost.pipeline.tables.incidents import MOST_SAMPLES, breaches_sla, stable_id
 from gatepost.pipeline.tables.schemas import ETA, REVIEWS
 
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -32,9 +33,7 @@ def find_reviews(
     return rows_to_table(REVIEWS, rows)
 
 
-def _misfires_by_class(
-    cases: CodedColumns, as_of: int, objectives: Objectives
-) -> dict[str, Column]:
+def _misfires_by_class(cases: CodedColumns, as_of: int, objectives: Objectives) -> dict[str, Flags]:
     eta_at, ended_at = cases.number_column("eta_at"), cases.number_column("task_ended_at")
     late = (eta_at != ABSENT) & (np.where(ended_at == ABSENT, as_of, ended_at) > eta_at)
     failed = cases.is_any("task_state", "failed")
@@ -50,7 +49,7 @@ def _misfires_by_class(
     }
 
 
-def _review_rows(cases: CodedColumns, name: str, rows: Column) -> Iterator[dict[str, Any]]:
+def _review_rows(cases: CodedColumns, name: str, rows: Numbers) -> Iterator[dict[str, Any]]:
     keys = [cases.text_codes(version)[rows] for version in VERSION_COLUMNS]
     groups = Groups.group_equal(*keys)
     created_at = cases.number_column("sent_at")[rows]
@@ -111,7 +110,7 @@ def compute_eta_advice(paces: CodedColumns) -> pa.Table:
     return columns_to_table(columns, ETA.names).filter(pa.array(sums["completed"] > 0))
 
 
-def _nullable_ratio(part: Column, whole: Column | int) -> pa.Array:
+def _nullable_ratio(part: Numbers, whole: Numbers | int) -> pa.Array:
     """`part / whole`; null if `part` is ABSENT or `whole` is 0."""
     return pa.array(part / np.maximum(whole, 1), mask=(part == ABSENT) | (whole == np.int64(0)))
 

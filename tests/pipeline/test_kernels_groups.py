@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.pipeline.tables import groups as module
-from gatepost.pipeline.tables.facts import ABSENT
-from gatepost.pipeline.tables.groups import Groups, SortedGroups, earliest_known
+from gatepost.pipeline.kernels import groups as module
+from gatepost.pipeline.kernels.columns import ABSENT
+from gatepost.pipeline.kernels.groups import Groups, SortedGroups, earliest_known
 
 small = st.integers(-1, 3)
 wide = st.one_of(small, st.sampled_from([ABSENT, 2**62, -(2**40)]))

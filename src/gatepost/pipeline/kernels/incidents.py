@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from gatepost.pipeline.kernels.columns import ABSENT, NONE, Codes, Numbers
+from gatepost.pipeline.kernels.groups import CodedColumns, Groups, earliest_known
+from gatepost.pipeline.kernels.slo import window_start
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.arrow_schemas import rows_to_table
-from gatepost.pipeline.tables.facts import ABSENT, NONE, Column
-from gatepost.pipeline.tables.groups import CodedColumns, Groups, earliest_known
 from gatepost.pipeline.tables.schemas import INCIDENTS
-from gatepost.pipeline.tables.slo import window_start
 
 if TYPE_CHECKING:
     from gatepost.pipeline.read_plan import SetAside
@@ -33,11 +33,11 @@ def stable_id(*parts: object) -> str:
     return hashlib.sha256(joined.encode()).hexdigest()[:32]
 
 
-def breaches_sla(cases: CodedColumns, as_of: int, objectives: Objectives) -> Column:
+def breaches_sla(cases: CodedColumns, as_of: int, objectives: Objectives) -> Numbers:
     """Whether each case was accepted, but not processed or replied to within the SLA."""
     accepted_at, ended_at = cases.number_column("accepted_at"), cases.number_column("ended_at")
     took = np.where(ended_at == ABSENT, as_of, ended_at) - accepted_at
-    late: Column = (accepted_at != ABSENT) & (took > objectives.sla * 1000)
+    late: Numbers = (accepted_at != ABSENT) & (took > objectives.sla * 1000)
     return late
 
 
@@ -134,7 +134,7 @@ class _IncidentFinder:
             is_ahead = bool((sender[wrong == code] == code).any())
             yield self._clock_skew(code, mine, int(ahead_ms[mine].max()), is_ahead=is_ahead)
 
-    def _clock_skew(self, code: int, rows: Column, most_ms: int, *, is_ahead: bool) -> Row:
+    def _clock_skew(self, code: int, rows: Numbers, most_ms: int, *, is_ahead: bool) -> Row:
         node = self._cases.decode_texts(np.array([code], np.int64))[0].as_py()
         return self._make_incident(
             "clock_skew",
@@ -164,13 +164,13 @@ class _IncidentFinder:
                 f" within {self._objectives.sla} s",
             )
 
-    def _routing_misses(self, dead: Column) -> Iterator[Row]:
+    def _routing_misses(self, dead: Numbers) -> Iterator[Row]:
         for rows in self._split_islands(dead, self._cases.number_column("dead_at"), "node"):
             node, agent, _ = subject = self._subject_of(rows, "node")
             sentence = f"{len(rows)} deliveries from {node} to {agent} had no route"
             yield self._dead_letter_incident("routing_miss", subject, rows, sentence)
 
-    def _dead_letter_bursts(self, dead: Column) -> Iterator[Row]:
+    def _dead_letter_bursts(self, dead: Numbers) -> Iterator[Row]:
         dead_at = self._cases.number_column("dead_at")
         for rows in self._split_islands(dead, dead_at, "node"):
             if _densest_count(dead_at[rows], self._objectives.window_ms) >= self._objectives.burst:
@@ -178,13 +178,13 @@ class _IncidentFinder:
                 sentence = f"{node} gave up on {len(rows)} deliveries to {agent}"
                 yield self._dead_letter_incident("dead_letter_burst", subject, rows, sentence)
 
-    def _split_islands(self, rows: Column, at: Column, node: str) -> Iterator[Column]:
+    def _split_islands(self, rows: Numbers, at: Numbers, node: str) -> Iterator[Numbers]:
         """The rows of one node, agent and capability, split where a whole window has none."""
         keys = [self._cases.text_codes(name)[rows] for name in (node, "to_agent", "capability_id")]
         for each in Groups.group_runs(at[rows], self._objectives.window_ms, *keys).each_group():
             yield rows[each]
 
-    def _subject_of(self, rows: Column, node: str) -> _Subject:
+    def _subject_of(self, rows: Numbers, node: str) -> _Subject:
         first = self._cases.table.slice(int(rows[0]), 1)
         node, agent, capability = (
             first[name][0].as_py() for name in (node, "to_agent", "capability_id")
@@ -192,7 +192,7 @@ class _IncidentFinder:
         return node, agent, capability
 
     def _dead_letter_incident(
-        self, name: str, subject: _Subject, rows: Column, sentence: str
+        self, name: str, subject: _Subject, rows: Numbers, sentence: str
     ) -> Row:
         dead_at = self._cases.number_column("dead_at")[rows]
         lasted = int(self._sent_at[rows].min()), int(dead_at.max())
@@ -202,7 +202,7 @@ class _IncidentFinder:
 
     def _find_backlogs(self) -> Iterator[Row]:
         """Growing backlogs of agents; where a whole node is silent, one backlog for the node."""
-        by_node: dict[_Silence, list[Column]] = {}
+        by_node: dict[_Silence, list[Numbers]] = {}
         for node, agent, begin, end in self._growing_backlogs():
             rows = self._waiting_rows(node, agent, end)
             silences = [
@@ -218,7 +218,7 @@ class _IncidentFinder:
             if len(rows := np.unique(np.concatenate(waiting))):
                 yield self._backlog_incident(silence.node, None, rows, silence.since)
 
-    def _backlog_incident(self, node: str, agent: str | None, rows: Column, since: int) -> Row:
+    def _backlog_incident(self, node: str, agent: str | None, rows: Numbers, since: int) -> Row:
         lasted = int(self._sent_at[rows].min()), _last_end(self._left_at[rows])
         sentence = (
             f"mail for {agent or node} piled up for more than {self._objectives.backlog} s:"
@@ -238,7 +238,7 @@ class _IncidentFinder:
         for run in np.flatnonzero(enough).tolist():
             yield *names[run], begins[run], ends[run]
 
-    def _net_inflows(self) -> tuple[Column, Column, Column, Column]:
+    def _net_inflows(self) -> tuple[Codes, Codes, Numbers, Numbers]:
         """Node, agent, window and growth for windows at whose end more waited than at its start."""
         sent_in = window_start(self._sent_at, self._objectives)
         left = self._left_at != ABSENT
@@ -257,22 +257,22 @@ class _IncidentFinder:
             net[grows],
         )
 
-    def _waiting_rows(self, node: str, agent: str, at: int) -> Column:
+    def _waiting_rows(self, node: str, agent: str, at: int) -> Numbers:
         """The cases sent to the agent before `at` that were neither accepted nor dead by then."""
         rows = self._rows_by_agent[node, agent]
         left_at = np.where(self._left_at[rows] == ABSENT, self._as_of + 1, self._left_at[rows])
-        found: Column = rows[(self._sent_at[rows] < at) & (left_at >= at)]
+        found: Numbers = rows[(self._sent_at[rows] < at) & (left_at >= at)]
         return found
 
     @cached_property
-    def _rows_by_agent(self) -> dict[tuple[str | None, ...], Column]:
+    def _rows_by_agent(self) -> dict[tuple[str | None, ...], Numbers]:
         return self._group_rows("to_node", "to_agent")
 
     @cached_property
-    def _rows_by_node(self) -> dict[tuple[str | None, ...], Column]:
+    def _rows_by_node(self) -> dict[tuple[str | None, ...], Numbers]:
         return self._group_rows("to_node")
 
-    def _group_rows(self, *names: str) -> dict[tuple[str | None, ...], Column]:
+    def _group_rows(self, *names: str) -> dict[tuple[str | None, ...], Numbers]:
         """Texts of these columns → rows of the cases that have them."""
         keys = [self._cases.text_codes(name) for name in names]
         groups = Groups.group_equal(*keys)
@@ -281,7 +281,7 @@ class _IncidentFinder:
     # -- silence
 
     @cached_property
-    def _silences(self) -> dict[_Silence, Column]:
+    def _silences(self) -> dict[_Silence, Numbers]:
         """Long silences of nodes for which deliveries waited → rows of these deliveries."""
         found = ((silence, self._missed_rows(silence)) for silence in self._activity_gaps())
         return {silence: rows for silence, rows in found if len(rows)}
@@ -302,14 +302,16 @@ class _IncidentFinder:
         names = self._activity.decode_texts(node_of[long]).to_pylist()
         return map(_Silence, names, since[long].tolist(), until[long].tolist())
 
-    def _missed_rows(self, silence: _Silence) -> Column:
+    def _missed_rows(self, silence: _Silence) -> Numbers:
         """The cases sent to the node during the silence that waited until its end."""
         rows = self._rows_by_node.get((silence.node,), np.zeros(0, np.int64))
         sent_at, left_at = self._sent_at[rows], self._left_at[rows]
         waited = left_at == ABSENT
         if silence.until != ABSENT:
             waited |= left_at >= silence.until
-        found: Column = rows[(sent_at > silence.since) & (sent_at < self._end_of(silence)) & waited]
+        found: Numbers = rows[
+            (sent_at > silence.since) & (sent_at < self._end_of(silence)) & waited
+        ]
         return found
 
     def _end_of(self, silence: _Silence) -> int:
@@ -332,7 +334,7 @@ class _IncidentFinder:
         name: str,
         subject: _Subject,
         lasted: tuple[int, int | None],
-        rows: Column,
+        rows: Numbers,
         sentence: str,
         since: int | None = None,
     ) -> Row:
@@ -351,7 +353,7 @@ class _IncidentFinder:
             "sentence": sentence,
         }
 
-    def _sample_corr_ids(self, rows: Column) -> list[str]:
+    def _sample_corr_ids(self, rows: Numbers) -> list[str]:
         """The first few conversations, in an order that is the same every time."""
         rank = self._cases.text_ranks("corr_id", rows)
         first = np.lexsort((rank, self._sent_at[rows]))[:MOST_SAMPLES]
@@ -359,12 +361,12 @@ class _IncidentFinder:
         return names
 
 
-def _last_end(times: Column) -> int | None:
+def _last_end(times: Numbers) -> int | None:
     """The last of these times, or None while one is missing."""
     return None if np.any(times == ABSENT) else int(times.max())
 
 
-def _densest_count(at: Column, width: int) -> int:
+def _densest_count(at: Numbers, width: int) -> int:
     """The most times in any stretch of this width."""
     at = np.sort(at)
     return int(np.max(np.searchsorted(at, at, "right") - np.searchsorted(at, at - width)))

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from gatepost.pipeline.kernels.cases import select_cases
+from gatepost.pipeline.kernels.hour_deliveries import HOUR_COLUMNS, HourDeliveries
+from gatepost.pipeline.kernels.slo import compute_slo, compute_traffic
+from gatepost.pipeline.kernels.tasks import compute_paces, select_tasks
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
-from gatepost.pipeline.tables.cases import select_cases
-from gatepost.pipeline.tables.hour_deliveries import HOUR_COLUMNS, HourDeliveries
 from gatepost.pipeline.tables.schemas import CASES, HOUR_MS, PACES, SLO, TASKS, TRAFFIC
-from gatepost.pipeline.tables.slo import compute_slo, compute_traffic
-from gatepost.pipeline.tables.tasks import compute_paces, select_tasks
 from tests.pipeline.telling import OK, Event, M, Row, T, event, fold, receipt, sent, told
 
 HERE = T // HOUR_MS

@@ -16,30 +16,42 @@ An id begins with the time it was drawn at, so the rows of an hour follow each o
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from gatepost.pipeline.tables.facts import (
+from gatepost.pipeline.kernels.columns import (
     ABSENT,
     NONE,
-    SENT_SCHEMA,
-    TASK_COLUMNS,
-    TOLD_SCHEMA,
+    Codes,
     Column,
-    FactKind,
-    Facts,
+    Flags,
+    Floats,
+    IdHalves,
+    Numbers,
+    Value,
     WordCodes,
-    build_batch,
     dense_ranks,
     drawn_at,
     mark_changes,
     split_ids,
     to_numbers,
 )
+from gatepost.pipeline.kernels.facts import (
+    SENT_SCHEMA,
+    TASK_COLUMNS,
+    FactKind,
+    Facts,
+    ToldColumns,
+    build_batch,
+    fill_kind,
+)
 from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS
+
+Index = TypeVar("Index", np.int32, np.int64)
 
 
 def build_deliveries(told: Facts) -> pa.Table:
@@ -53,32 +65,28 @@ def build_deliveries(told: Facts) -> pa.Table:
 class _SortedFacts(NamedTuple):
     """Sorted facts. `leg` and `delivery` number each row's leg and delivery from 0."""
 
-    columns: Mapping[str, Column]
+    columns: ToldColumns
     # For a SENT fact the index of its message.
-    message: Column
-    leg: Column
-    delivery: Column
+    message: Numbers
+    leg: Numbers
+    delivery: Numbers
 
     @classmethod
     def from_facts(cls, told: Facts) -> Self:
-        plain = {name: told.told[name].to_numpy() for name in TOLD_SCHEMA.names}
-        among = (plain["node"].astype(np.int64) * len(told.words) + plain["peer"]) * len(FactKind)
-        order = np.lexsort((among + plain["what"], plain["low"], plain["high"]))
-        columns = {name: column[order] for name, column in plain.items()}
-        message = (np.cumsum(plain["what"] == FactKind.SENT) - 1)[order]
-        starts = (
-            mark_changes(columns["high"])
-            | mark_changes(columns["low"])
-            | mark_changes(columns["node"])
-        )
-        leg = np.cumsum(starts | mark_changes(columns["peer"])) - 1
+        plain = ToldColumns.from_batch(told.told)
+        among = (plain.node.astype(np.int64) * len(told.words) + plain.peer) * len(FactKind)
+        order = np.lexsort((among + plain.what, plain.low, plain.high))
+        columns = plain.take(order)
+        message = (np.cumsum(plain.what == FactKind.SENT) - 1)[order]
+        starts = mark_changes(columns.high) | mark_changes(columns.low) | mark_changes(columns.node)
+        leg = np.cumsum(starts | mark_changes(columns.peer)) - 1
         return cls(columns, message, leg, np.cumsum(starts) - 1)
 
 
-SortKey = Column | Callable[[Column], Column]
+SortKey = Column | Callable[[Numbers], Column]
 
 
-def _least_per_group(group: Column, *keys: SortKey) -> Column:
+def _least_per_group(group: Numbers, *keys: SortKey) -> Numbers:
     """The index of the least row of each group, by these keys. Rows of a group must be adjacent.
 
     A key may be a function; it is called with the few rows that have to be compared.
@@ -95,14 +103,16 @@ def _least_per_group(group: Column, *keys: SortKey) -> Column:
     return starts
 
 
-def _scatter_values(indexes: Column, values: Column, size: int) -> Column:
+def _scatter_values(indexes: Numbers, values: Numbers, size: int) -> Numbers:
     """A column of `size` with the values at these indexes, and NONE elsewhere."""
     whole = np.full(size, NONE, values.dtype)
     whole[indexes] = values
     return whole
 
 
-def _pick_values(values: Column, indexes: Column, nothing: float = ABSENT) -> Column:
+def _pick_values(
+    values: NDArray[Value], indexes: Numbers, nothing: float = ABSENT
+) -> NDArray[Value]:
     """The values at these indexes, and `nothing` where the index is NONE."""
     if not len(values):
         return np.full(len(indexes), nothing, values.dtype)
@@ -117,34 +127,34 @@ class _Legs:
         start = np.flatnonzero(mark_changes(rows.leg))
         self.size = len(start)
         self.delivery = rows.delivery[start]
-        self.peer = columns["peer"][start]
-        self._rows_by_kind = {what: np.flatnonzero(columns["what"] == what) for what in FactKind}
-        first = {what: self._least_row(what, columns["at"], columns["text"]) for what in FactKind}
-        self.at = {what: _pick_values(columns["at"], row) for what, row in first.items()}
-        self.text = {what: _pick_values(columns["text"], row, NONE) for what, row in first.items()}
-        self.times = {what: self._sum_per_leg(what, columns["number"]) for what in _COUNTED_KINDS}
-        last = self._least_row(FactKind.SENT, ~columns["number"], ~columns["text"])
-        self.attempt = _pick_values(columns["number"].astype(np.int64), last)
-        self.why = _pick_values(columns["text"], last, NONE)
-        furthest = self._least_row(FactKind.PROGRESSED, -columns["progress"])
-        self.progress = _pick_values(columns["progress"], furthest, np.nan)
+        self.peer = columns.peer[start]
+        self._rows_by_kind = {what: np.flatnonzero(columns.what == what) for what in FactKind}
+        first = {what: self._least_row(what, columns.at, columns.text) for what in FactKind}
+        self.at = {what: _pick_values(columns.at, row) for what, row in first.items()}
+        self.text = {what: _pick_values(columns.text, row, NONE) for what, row in first.items()}
+        self.times = {what: self._sum_per_leg(what, columns.number) for what in _COUNTED_KINDS}
+        last = self._least_row(FactKind.SENT, ~columns.number, ~columns.text)
+        self.attempt = _pick_values(columns.number.astype(np.int64), last)
+        self.why = _pick_values(columns.text, last, NONE)
+        furthest = self._least_row(FactKind.PROGRESSED, -columns.progress)
+        self.progress = _pick_values(columns.progress, furthest, np.nan)
 
-    def _least_row(self, what: FactKind, *keys: Column) -> Column:
+    def _least_row(self, what: FactKind, *keys: Column) -> Numbers:
         """For each leg the least row of this kind of fact, or NONE."""
         rows = self._rows_by_kind[what]
         least = rows[_least_per_group(self._leg[rows], *(key[rows] for key in keys))]
         return _scatter_values(self._leg[least], least, self.size)
 
-    def _sum_per_leg(self, what: FactKind, column: Column) -> Column:
+    def _sum_per_leg(self, what: FactKind, column: Numbers | Codes) -> Numbers:
         rows = self._rows_by_kind[what]
         return np.bincount(self._leg[rows], column[rows], self.size).astype(np.int64)
 
-    def is_implied(self, sent_at: Column, is_task: Column) -> Column:
+    def is_implied(self, sent_at: Numbers, is_task: Flags) -> Flags:
         """Whether the columns of its delivery state all facts of each leg.
 
         This holds for the only leg of a delivery; `sent_at` and `is_task` are the delivery's.
         """
-        implied: Column = self.at[FactKind.SENT] == sent_at
+        implied: Flags = self.at[FactKind.SENT] == sent_at
         for what in _UNSTATED_KINDS:
             implied &= self.at[what] == ABSENT
         for what in _TASK_KINDS:
@@ -173,6 +183,13 @@ _TASK_KINDS = (
 )
 
 
+class _Answers(NamedTuple):
+    """The columns of deliveries that follow from the answers of nodes."""
+
+    numbers: Mapping[str, Numbers]
+    texts: Mapping[str, Codes]
+
+
 class _DeliveryBuilder:
     """Folds all legs of a delivery into one row. Only answers of nodes that were asked count."""
 
@@ -182,24 +199,25 @@ class _DeliveryBuilder:
         self._legs = legs = _Legs(rows)
         start = np.flatnonzero(mark_changes(rows.delivery))
         self.size = len(start)
-        self._id = rows.columns["high"][start], rows.columns["low"][start]
-        self._node = rows.columns["node"][start]
+        self._id = rows.columns.high[start], rows.columns.low[start]
+        self._node = rows.columns.node[start]
         self._nobody = self._word_code("")
         self._everyone = np.ones(legs.size, bool)
         self._asked = (legs.at[FactKind.SENT] != ABSENT) & (legs.peer != self._nobody)
         self._message = self._first_message(rows)
-        self._is_task = self._message_column("kind", NONE) == self._word_code("task_create")
+        self._is_task = self._message_codes("kind") == self._word_code("task_create")
 
     def build_table(self) -> pa.Table:
-        answers = self._answer_columns()
+        answers = self._answers()
         high, low = self._id
         columns = {
             "hour": pa.array(drawn_at(high) // HOUR_MS),
             "node": self._to_texts(self._node),
             "event_id": _id_array(high, low),
             **self._message_columns(),
-            **{name: self._to_array(column) for name, column in answers.items()},
-            **self._state_columns(answers),
+            **{name: _nullable_numbers(column) for name, column in answers.numbers.items()},
+            **{name: self._to_texts(column) for name, column in answers.texts.items()},
+            **self._state_columns(answers.numbers),
             "task": self._task_column(),
             "told": self._told_column(),
         }
@@ -207,7 +225,7 @@ class _DeliveryBuilder:
             columns[name] = columns[name].cast(pa.int32())
         return pa.Table.from_pydict({name: columns[name] for name in DELIVERIES.names})
 
-    def _answer_columns(self) -> dict[str, Column]:
+    def _answers(self) -> _Answers:
         legs, asked = self._legs, self._asked
         at, text, peer = legs.at, legs.text, legs.peer
         accept = self._first_leg(FactKind.ACCEPTED, asked, peer)
@@ -224,46 +242,49 @@ class _DeliveryBuilder:
             _pick_values(text[FactKind.UNDONE], undone, NONE),
             _pick_values(text[FactKind.REFUSED], refused, NONE),
         )
-        return {
-            "to_node": np.where(to_node == self._nobody, np.int32(NONE), to_node),
+        numbers = {
             "attempts": _pick_values(legs.attempt, last),
             "routes": self._sum_per_delivery(asked),
-            "decision": _pick_values(legs.why, last, NONE),
             "accepted_at": _pick_values(at[FactKind.ACCEPTED], accept),
             "processed_at": _pick_values(at[FactKind.PROCESSED], turn),
             "replied_at": _pick_values(at[FactKind.REPLIED], replied),
             "dead_at": _pick_values(at[FactKind.DEAD], dead),
-            "outcome": _pick_values(text[FactKind.PROCESSED], turn, NONE),
-            "reason": _first_known(_pick_values(text[FactKind.DEAD], dead, NONE), reason),
             "duplicates": self._sum_per_delivery(again),
             "strangers": self._sum_per_delivery(~asked & answered),
             "turns": self._sum_per_delivery(
                 asked & (text[FactKind.PROCESSED] == self._word_code("ok"))
             ),
         }
+        texts = {
+            "to_node": np.where(to_node == self._nobody, np.int32(NONE), to_node),
+            "decision": _pick_values(legs.why, last, NONE),
+            "outcome": _pick_values(text[FactKind.PROCESSED], turn, NONE),
+            "reason": _first_known(_pick_values(text[FactKind.DEAD], dead, NONE), reason),
+        }
+        return _Answers(numbers, texts)
 
-    def _first_leg(self, what: FactKind, legs: Column, *keys: Column) -> Column:
+    def _first_leg(self, what: FactKind, legs: Flags, *keys: Column) -> Numbers:
         """For each delivery the one of these legs with the earliest such fact, or NONE."""
         at = self._legs.at[what]
         return self._least_leg(legs & (at != ABSENT), at, *keys)
 
-    def _least_leg(self, legs: Column, *keys: Column) -> Column:
+    def _least_leg(self, legs: Flags, *keys: Column) -> Numbers:
         """For each delivery the least of these legs, or NONE."""
         candidates, delivery = np.flatnonzero(legs), self._legs.delivery
         least = _least_per_group(delivery[candidates], *(key[candidates] for key in keys))
         best = candidates[least]
         return _scatter_values(delivery[best], best, self.size)
 
-    def _sum_per_delivery(self, values: Column) -> Column:
+    def _sum_per_delivery(self, values: Numbers | Flags) -> Numbers:
         """The sum over all legs of each delivery."""
         return np.bincount(self._legs.delivery, values, self.size).astype(np.int64)
 
-    def _first_message(self, rows: _SortedFacts) -> Column:
+    def _first_message(self, rows: _SortedFacts) -> Numbers:
         """For each delivery the index of the message that opened it, or NONE."""
-        sent = np.flatnonzero(rows.columns["what"] == FactKind.SENT)
+        sent = np.flatnonzero(rows.columns.what == FactKind.SENT)
         delivery, message = rows.delivery[sent], rows.message[sent]
 
-        def rank_by(name: str) -> Callable[[Column], Column]:
+        def rank_by(name: str) -> Callable[[Numbers], Numbers]:
             return lambda contested: dense_ranks(
                 self._sent[name].take(pa.array(message[contested]))
             )
@@ -271,8 +292,13 @@ class _DeliveryBuilder:
         first = _least_per_group(delivery, *(rank_by(name) for name in SENT_SCHEMA.names))
         return _scatter_values(delivery[first], message[first], self.size)
 
-    def _message_column(self, name: str, nothing: int = ABSENT) -> Column:
-        return _pick_values(self._sent[name].to_numpy(), self._message, nothing)
+    def _message_numbers(self, name: str) -> Numbers:
+        numbers: Numbers = self._sent[name].to_numpy()
+        return _pick_values(numbers, self._message)
+
+    def _message_codes(self, name: str) -> Codes:
+        codes: Codes = self._sent[name].to_numpy()
+        return _pick_values(codes, self._message, NONE)
 
     def _message_columns(self) -> dict[str, pa.Array]:
         """The columns that the message itself states."""
@@ -280,11 +306,11 @@ class _DeliveryBuilder:
         texts = ("kind", "from_agent", "to_agent")
         return {
             "corr_id": corr_id,
-            **{name: _nullable_numbers(self._message_column(name)) for name in _NUMBER_COLUMNS},
-            **{name: self._to_texts(self._message_column(name, NONE)) for name in texts},
+            **{name: _nullable_numbers(self._message_numbers(name)) for name in _NUMBER_COLUMNS},
+            **{name: self._to_texts(self._message_codes(name)) for name in texts},
         }
 
-    def _state_columns(self, answers: Mapping[str, Column]) -> dict[str, pa.Array]:
+    def _state_columns(self, answers: Mapping[str, Numbers]) -> dict[str, pa.Array]:
         """The state that follows from the answers."""
         has = {name: answers[name] != ABSENT for name in answers if name.endswith("_at")}
         answered = has["processed_at"] | has["replied_at"]
@@ -313,7 +339,7 @@ class _DeliveryBuilder:
         failed = self._first_leg(FactKind.FAILED, everyone, legs.text[FactKind.FAILED])
         furthest = self._least_leg(~np.isnan(legs.progress), -legs.progress)
         fields = {
-            **{name: self._to_texts(self._message_column(name, NONE)) for name in TASK_COLUMNS},
+            **{name: self._to_texts(self._message_codes(name)) for name in TASK_COLUMNS},
             "eta_at": first_time(FactKind.PROMISED),
             "progress": _nullable_floats(_pick_values(legs.progress, furthest, np.nan)),
             "completed_at": first_time(FactKind.COMPLETED),
@@ -329,7 +355,7 @@ class _DeliveryBuilder:
         delivery = legs.delivery
         alone = np.bincount(delivery, minlength=self.size)[delivery] == 1
         implied = legs.is_implied(
-            self._message_column("sent_at")[delivery], self._is_task[delivery]
+            self._message_numbers("sent_at")[delivery], self._is_task[delivery]
         )
         listed = ~(alone & self._asked & implied)
         rows = {what: np.flatnonzero(listed & (legs.at[what] != ABSENT)) for what in FactKind}
@@ -339,11 +365,11 @@ class _DeliveryBuilder:
         facts = self._told_structs(rows).take(pa.array(np.argsort(leg, kind="stable")))
         return pa.ListArray.from_arrays(offsets, facts, mask=pa.array(sizes == 0))
 
-    def _told_structs(self, rows: Mapping[FactKind, Column]) -> pa.Array:
+    def _told_structs(self, rows: Mapping[FactKind, Numbers]) -> pa.Array:
         """The facts of these legs, one kind of fact after the other."""
         legs = self._legs
 
-        def gather(values: Callable[[FactKind], Column]) -> Column:
+        def gather(values: Callable[[FactKind], NDArray[Value]]) -> NDArray[Value]:
             return np.concatenate([values(what)[chosen] for what, chosen in rows.items()])
 
         once, never = np.ones(legs.size, np.int64), np.full(legs.size, np.nan)
@@ -367,30 +393,27 @@ class _DeliveryBuilder:
         # A word that is not in the list must not match rows without a word (NONE).
         return code if code >= 0 else NONE - 1
 
-    def _to_array(self, column: Column) -> pa.Array:
-        return self._to_texts(column) if column.dtype == np.int32 else _nullable_numbers(column)
-
-    def _to_texts(self, codes: Column) -> pa.Array:
+    def _to_texts(self, codes: Codes) -> pa.Array:
         return self._word_array.take(pa.array(codes, mask=codes == NONE))
 
 
-def _first_known(one: Column, other: Column) -> Column:
+def _first_known(one: NDArray[Index], other: NDArray[Index]) -> NDArray[Index]:
     return np.where(one >= 0, one, other)
 
 
-def _nullable_numbers(column: Column) -> pa.Array:
+def _nullable_numbers(column: Numbers) -> pa.Array:
     return pa.array(column, mask=column == ABSENT)
 
 
-def _nullable_floats(column: Column) -> pa.Array:
+def _nullable_floats(column: Floats) -> pa.Array:
     return pa.array(column, mask=np.isnan(column))
 
 
-def _struct_array(fields: Mapping[str, pa.Array], valid: Column) -> pa.Array:
+def _struct_array(fields: Mapping[str, pa.Array], valid: Flags) -> pa.Array:
     return pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=pa.array(~valid))
 
 
-def _id_array(high: Column, low: Column) -> pa.Array:
+def _id_array(high: IdHalves, low: IdHalves) -> pa.Array:
     data = np.column_stack([high, low]).astype(">u8")
     offsets = np.arange(len(high) + 1, dtype=np.int32) * 16
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.tobytes())]
@@ -415,6 +438,10 @@ _STATED_COLUMNS: Final = {
 }
 
 
+_RowsAndFacts = tuple[Numbers, ToldColumns]
+"""Facts, and the stored delivery of each."""
+
+
 class _StoredDeliveries:
     """Stored deliveries: some list their facts in `told`, for the others the columns state them."""
 
@@ -424,8 +451,10 @@ class _StoredDeliveries:
         told = table["told"].combine_chunks()
         self._listed = told.flatten()
         # The delivery of each listed fact, and the deliveries that list none.
-        self._delivery_of_fact = pc.list_parent_indices(told).to_numpy()
+        self._delivery_of_fact: Numbers = pc.list_parent_indices(told).to_numpy()
         self._unlisted = np.flatnonzero(np.asarray(told.is_null()))
+        self._high, self._low = split_ids(table["event_id"].combine_chunks())
+        self._node = self._word_codes.encode_column(table["node"])
         self._to_node = self._word_codes.encode_column(table["to_node"])
 
     def to_facts(self) -> Facts:
@@ -434,73 +463,68 @@ class _StoredDeliveries:
             *map(self._stated_facts, _STATED_COLUMNS),
             self._progress_facts(),
         ]
-        row = np.concatenate([part.pop("row") for part in parts])
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        high, low = split_ids(self._table["event_id"].combine_chunks())
-        node = self._word_codes.encode_column(self._table["node"])
-        columns |= {"high": high[row], "low": low[row], "node": node[row]}
-        sent = row[columns["what"] == FactKind.SENT]
+        told = ToldColumns.join(columns for _, columns in parts)
+        row = np.concatenate([rows for rows, _ in parts])
         return Facts(
-            build_batch(TOLD_SCHEMA, columns),
-            self._message_batch(sent),
+            told.to_batch(),
+            self._message_batch(row[told.what == FactKind.SENT]),
             self._word_codes.word_array(),
         )
 
-    def _listed_facts(self) -> dict[str, Column]:
+    def _listed_facts(self) -> _RowsAndFacts:
         by_name = {what.name.lower(): what for what in FactKind}
         column = {
             name: _struct_field(self._listed, name) for name in ("peer", "what", "at", "text")
         }
-        return {
-            "row": self._delivery_of_fact,
-            "peer": self._word_codes.encode_column(column["peer"]),
-            "what": self._word_codes.map_codes(
-                self._word_codes.encode_column(column["what"]), by_name
-            ),
-            "at": to_numbers(column["at"]),
-            "text": self._word_codes.encode_column(column["text"]),
-            "number": to_numbers(_struct_field(self._listed, "number")),
-            "progress": np.asarray(_struct_field(self._listed, "progress").fill_null(np.nan)),
-        }
+        rows, codes = self._delivery_of_fact, self._word_codes
+        return rows, ToldColumns(
+            self._high[rows],
+            self._low[rows],
+            self._node[rows],
+            peer=codes.encode_column(column["peer"]),
+            what=codes.map_codes(codes.encode_column(column["what"]), by_name),
+            text=codes.encode_column(column["text"]),
+            number=to_numbers(_struct_field(self._listed, "number")),
+            at=to_numbers(column["at"]),
+            progress=np.asarray(_struct_field(self._listed, "progress").fill_null(np.nan)),
+        )
 
-    def _stated_facts(self, what: FactKind) -> dict[str, Column]:
+    def _stated_facts(self, what: FactKind) -> _RowsAndFacts:
         at_name, text_name = _STATED_COLUMNS[what]
-        at = to_numbers(self._column_at(at_name))[self._unlisted]
-        stated = at != ABSENT
-        part = self._fact_columns(what, self._unlisted[stated])
-        part["at"] = at[stated]
+        at = to_numbers(self._column_at(at_name))
+        rows = self._unlisted[at[self._unlisted] != ABSENT]
+        facts = self._fact_columns(what, rows)._replace(at=at[rows])
         if text_name:
-            part["text"] = self._word_codes.encode_column(self._column_at(text_name))[
-                self._unlisted
-            ][stated]
+            text = self._word_codes.encode_column(self._column_at(text_name))
+            facts = facts._replace(text=text[rows])
         if what == FactKind.SENT:
-            part["number"] = to_numbers(self._table["attempts"])[self._unlisted][stated]
-        return part
+            facts = facts._replace(number=to_numbers(self._table["attempts"])[rows])
+        return rows, facts
 
-    def _progress_facts(self) -> dict[str, Column]:
-        progress = np.asarray(self._column_at("task.progress").fill_null(np.nan))[self._unlisted]
-        stated = ~np.isnan(progress)
-        return self._fact_columns(FactKind.PROGRESSED, self._unlisted[stated]) | {
-            "progress": progress[stated]
-        }
+    def _progress_facts(self) -> _RowsAndFacts:
+        progress: Floats = np.asarray(self._column_at("task.progress").fill_null(np.nan))
+        rows = self._unlisted[~np.isnan(progress[self._unlisted])]
+        facts = self._fact_columns(FactKind.PROGRESSED, rows)
+        return rows, facts._replace(progress=progress[rows])
 
-    def _fact_columns(self, what: FactKind, rows: Column) -> dict[str, Column]:
-        size = len(rows)
-        return {
-            "row": rows,
-            "peer": self._to_node[rows],
-            "what": np.full(size, what),
-            "at": np.zeros(size, np.int64),
-            "text": np.full(size, NONE),
-            "number": np.ones(size, np.int64),
-            "progress": np.full(size, np.nan),
-        }
+    def _fact_columns(self, what: FactKind, rows: Numbers) -> ToldColumns:
+        return ToldColumns(
+            self._high[rows],
+            self._low[rows],
+            self._node[rows],
+            peer=self._to_node[rows],
+            what=fill_kind(rows, what),
+            text=np.full(len(rows), NONE, np.int32),
+            number=np.ones(len(rows), np.int32),
+            at=np.zeros(len(rows), np.int64),
+            progress=np.full(len(rows), np.nan),
+        )
 
     def _column_at(self, path: str) -> pa.ChunkedArray:
         name, _, inner = path.partition(".")
         return _struct_field(self._table[name], inner) if inner else self._table[name]
 
-    def _message_batch(self, rows: Column) -> pa.RecordBatch:
+    def _message_batch(self, rows: Numbers) -> pa.RecordBatch:
         table = self._table.select([*_MESSAGE_COLUMNS, "task"]).take(pa.array(rows))
         columns = {
             "first": np.ones(len(rows), np.int64),

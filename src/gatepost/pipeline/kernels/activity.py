@@ -6,8 +6,8 @@ The count of one window may come in several rows, from one batch or from several
 import numpy as np
 import pyarrow as pa
 
+from gatepost.pipeline.kernels.columns import to_numbers
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.facts import to_numbers
 from gatepost.pipeline.tables.schemas import ACTIVITY
 
 ACTIVITY_COLUMNS = ("node", "created_at")

@@ -4,12 +4,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gatepost.pipeline.kernels.columns import ABSENT, Flags
+from gatepost.pipeline.kernels.facts import VERSION_COLUMNS
+from gatepost.pipeline.kernels.groups import columns_to_table, decode_dictionaries
+from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
+from gatepost.pipeline.kernels.slo import window_start
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.facts import ABSENT, VERSION_COLUMNS, Column
-from gatepost.pipeline.tables.groups import columns_to_table, decode_dictionaries
-from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
 from gatepost.pipeline.tables.schemas import CASES
-from gatepost.pipeline.tables.slo import window_start
 
 # A task in one of these states is held to its promise.
 PROMISED_STATES = ("completed", "running", "accepted", "failed", "cancelled")
@@ -41,11 +42,11 @@ def select_cases(hour: HourDeliveries, objectives: Objectives) -> pa.Table:
     return decode_dictionaries(columns_to_table(columns, CASES.names).filter(pa.array(unusual)))
 
 
-def _is_misfired(hour: HourDeliveries) -> Column:
+def _is_misfired(hour: HourDeliveries) -> Flags:
     """Whether each delivery is a task that failed, or that is not known to have kept its ETA."""
     eta_at, ended_at = hour.number_column("task.eta_at"), hour.task_ended_at
     held = np.asarray(pc.is_in(hour.task_state, value_set=pa.array(PROMISED_STATES)))
     promised = held & (eta_at != ABSENT)
     late = (ended_at == ABSENT) | (ended_at > eta_at)
-    misfired: Column = hour.is_task & ((promised & late) | hour.has_number("task.failed_at"))
+    misfired: Flags = hour.is_task & ((promised & late) | hour.has_number("task.failed_at"))
     return misfired

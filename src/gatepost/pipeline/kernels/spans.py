@@ -12,7 +12,8 @@ import numpy as np
 from msgspec import Struct
 
 from gatepost.archive.manifest import ArchiveManifest
-from gatepost.pipeline.audit.blocks import Flags, Ints, hash_text
+from gatepost.pipeline.kernels.blocks import hash_text
+from gatepost.pipeline.kernels.columns import Flags, Numbers
 
 
 class ArchivedSpan(Struct, frozen=True):
@@ -51,9 +52,9 @@ class SpanIndex(Struct, frozen=True):
     A span reaches from `since` to `until`: nearer to its ends an event may not be archived.
     """
 
-    nodes: Ints
-    since: Ints
-    until: Ints
+    nodes: Numbers
+    since: Numbers
+    until: Numbers
 
     @classmethod
     def from_spans(cls, spans: Sequence[ArchivedSpan], slack: int) -> Self:
@@ -64,15 +65,15 @@ class SpanIndex(Struct, frozen=True):
         columns = np.array(rows, np.int64).reshape(-1, 3)
         return cls(columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2].copy())
 
-    def begins(self, nodes: Ints) -> Ints:
+    def begins(self, nodes: Numbers) -> Numbers:
         """The moment since which all events of each node are archived; 0 if nothing is known."""
         first = np.searchsorted(self.nodes, nodes)
         known = self._is_at(first, nodes)
-        found: Ints = np.zeros(len(nodes), np.int64)
+        found: Numbers = np.zeros(len(nodes), np.int64)
         found[known] = self.since[first[known]]
         return found
 
-    def contain(self, nodes: Ints, at: Ints) -> Flags:
+    def contain(self, nodes: Numbers, at: Numbers) -> Flags:
         """Whether an event that each node wrote at that moment would be archived."""
         inside: Flags = np.zeros(len(nodes), bool)
         place = np.searchsorted(self.nodes, nodes)
@@ -82,7 +83,7 @@ class SpanIndex(Struct, frozen=True):
             place = place + 1
         return inside
 
-    def end_before(self, nodes: Ints, at: Ints) -> Flags:
+    def end_before(self, nodes: Numbers, at: Numbers) -> Flags:
         """Whether all spans of each node end before that moment."""
         later: Flags = np.ones(len(nodes), bool)
         place = np.searchsorted(self.nodes, nodes)
@@ -91,7 +92,7 @@ class SpanIndex(Struct, frozen=True):
             place = place + 1
         return later
 
-    def _is_at(self, place: Ints, nodes: Ints) -> Flags:
+    def _is_at(self, place: Numbers, nodes: Numbers) -> Flags:
         """Whether the span at each place is one of that node."""
         inside = place < len(self.nodes)
         found: Flags = np.zeros(len(nodes), bool)

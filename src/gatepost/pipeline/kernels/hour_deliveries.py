@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from gatepost.pipeline.tables.facts import ABSENT, Column
-from gatepost.pipeline.tables.groups import CodedColumns, earliest_known
+from gatepost.pipeline.kernels.columns import ABSENT, Flags, Numbers
+from gatepost.pipeline.kernels.groups import CodedColumns, earliest_known
 
 HOUR_TEXT_COLUMNS: Final = (
     "node",
@@ -39,45 +39,45 @@ class HourDeliveries(CodedColumns):
         super().__init__(known.flatten())
         self.hour = number
 
-    def has_number(self, name: str) -> Column:
+    def has_number(self, name: str) -> Flags:
         """Whether each row has a number in this column."""
-        present: Column = self.number_column(name) != ABSENT
+        present: Flags = self.number_column(name) != ABSENT
         return present
 
     @cached_property
-    def sent_at(self) -> Column:
+    def sent_at(self) -> Numbers:
         return self.number_column("sent_at")
 
     @cached_property
-    def accept_ms(self) -> Column:
+    def accept_ms(self) -> Numbers:
         return self._since_sent(self.number_column("accepted_at"))
 
     @cached_property
-    def ended_at(self) -> Column:
+    def ended_at(self) -> Numbers:
         """The time at which the delivery's turn ended, or its reply came."""
         return earliest_known(self.number_column("processed_at"), self.number_column("replied_at"))
 
     @cached_property
-    def is_dropped(self) -> Column:
+    def is_dropped(self) -> Flags:
         """Whether the turn ended without being done."""
         return self.is_any("outcome", "dead_letter", "expired")
 
     @cached_property
-    def process_ms(self) -> Column:
+    def process_ms(self) -> Numbers:
         """The time from send to done; ABSENT if it was not done."""
         return np.where(self.is_dropped, ABSENT, self._since_sent(self.ended_at))
 
     @cached_property
-    def is_dead(self) -> Column:
+    def is_dead(self) -> Flags:
         """Whether the sender or the owner gave the delivery up."""
         return self.has_number("dead_at") | self.is_dropped
 
     @cached_property
-    def is_task(self) -> Column:
+    def is_task(self) -> Flags:
         return self.is_any("kind", "task_create")
 
     @cached_property
-    def task_ended_at(self) -> Column:
+    def task_ended_at(self) -> Numbers:
         """The time at which a task completed, failed or was cancelled, in this order."""
         completed, failed = (
             self.number_column("task.completed_at"),
@@ -87,7 +87,7 @@ class HourDeliveries(CodedColumns):
         return np.where(ended == ABSENT, self.number_column("task.cancelled_at"), ended)
 
     @cached_property
-    def took_ms(self) -> Column:
+    def took_ms(self) -> Numbers:
         """The time a task took; ABSENT if it was not completed."""
         return self._since_sent(self.number_column("task.completed_at"))
 
@@ -107,5 +107,5 @@ class HourDeliveries(CodedColumns):
         code = np.select(list(conditions.values()), list(range(len(conditions))), len(conditions))
         return states.take(pa.array(code, mask=~self.is_task))
 
-    def _since_sent(self, at: Column) -> Column:
+    def _since_sent(self, at: Numbers) -> Numbers:
         return np.where(at == ABSENT, ABSENT, at - self.sent_at)

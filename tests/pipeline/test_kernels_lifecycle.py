@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.pipeline.tables.facts import Facts
-from gatepost.pipeline.tables.lifecycle import facts_from_deliveries
+from gatepost.pipeline.kernels.facts import Facts
+from gatepost.pipeline.kernels.lifecycle import facts_from_deliveries
 from tests.pipeline.telling import OK, Event, M, Row, T, event, fold, receipt, sent, told
 
 

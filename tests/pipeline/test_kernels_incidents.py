@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from gatepost.pipeline.kernels.groups import CodedColumns
+from gatepost.pipeline.kernels.incidents import find_incidents
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.arrow_schemas import rows_to_table
-from gatepost.pipeline.tables.groups import CodedColumns
-from gatepost.pipeline.tables.incidents import find_incidents
 from gatepost.pipeline.tables.schemas import ACTIVITY, CASES
 
 T = 1_772_490_600_000

@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
+from gatepost.pipeline.kernels.activity import count_activity
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.activity import count_activity
 from gatepost.pipeline.tables.schemas import ACTIVITY
 
 T = 1_767_614_400_000

@@ -11,9 +11,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.facts import ABSENT, Column
-from gatepost.pipeline.tables.groups import (
+from gatepost.pipeline.kernels.columns import ABSENT, Flags, Numbers
+from gatepost.pipeline.kernels.groups import (
     CodedColumns,
     Groups,
     SortedGroups,
@@ -21,18 +20,19 @@ from gatepost.pipeline.tables.groups import (
     decode_dictionaries,
     earliest_known,
 )
-from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
+from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
+from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.schemas import HOUR_MS, SLO, TRAFFIC
 
 _PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _TRAFFIC_KEY: Final = ("node", "from_agent", "to_node", "to_agent")
 
 
-def window_start(at: Column, objectives: Objectives) -> Column:
+def window_start(at: Numbers, objectives: Objectives) -> Numbers:
     return at // objectives.window_ms * objectives.window_ms
 
 
-def slo_window(sent_at: Column, hour: int, objectives: Objectives) -> Column:
+def slo_window(sent_at: Numbers, hour: int, objectives: Objectives) -> Numbers:
     """The window of each delivery of an hour.
 
     Keep the window inside the hour of the id. They differ only if a clock went back: id times
@@ -72,9 +72,9 @@ def _key_columns(hour: HourDeliveries, groups: Groups, texts: dict[str, str]) ->
     return {"hour": np.full(len(groups), hour.hour), **keys}
 
 
-def _count_columns(hour: HourDeliveries, groups: Groups, end: Column) -> dict[str, Column]:
+def _count_columns(hour: HourDeliveries, groups: Groups, end: Numbers) -> dict[str, Numbers]:
     left_at = earliest_known(hour.number_column("accepted_at"), hour.number_column("dead_at"))
-    counted = {
+    counted: dict[str, Numbers | Flags] = {
         "accepted": hour.has_number("accepted_at"),
         "processed": hour.process_ms != ABSENT,
         "failed": hour.is_any("outcome", "failed"),
@@ -139,18 +139,18 @@ def sum_traffic(hour: HourDeliveries) -> pa.Table:
 def finish_traffic(parts: Sequence[pa.Table]) -> pa.Table:
     """The rows of `traffic` from the sums of all parts of an hour."""
     sums = CodedColumns(pa.concat_tables(parts).combine_chunks())
-    keys = [sums.number_column("hour"), *map(sums.text_codes, _TRAFFIC_KEY)]
-    groups = Groups.group_equal(*keys)
+    hour, names = sums.number_column("hour"), [*map(sums.text_codes, _TRAFFIC_KEY)]
+    groups = Groups.group_equal(hour, *names)
     added = {
         name: groups.sum_values(sums.number_column(name))
         for name in sums.table.column_names
         if name not in ("hour", "process_max", *_TRAFFIC_KEY)
     }
     columns = {
-        "hour": groups.first_values(keys[0]),
+        "hour": groups.first_values(hour),
         **{
             name: sums.decode_texts(groups.first_values(key))
-            for name, key in zip(_TRAFFIC_KEY, keys[1:], strict=True)
+            for name, key in zip(_TRAFFIC_KEY, names, strict=True)
         },
         **added,
         "accept_ms": _ratio(added["accept_sum"], added["accept_count"]),
@@ -160,5 +160,5 @@ def finish_traffic(parts: Sequence[pa.Table]) -> pa.Table:
     return columns_to_table(columns, TRAFFIC.names)
 
 
-def _ratio(total: Column, count: Column) -> pa.Array:
+def _ratio(total: Numbers, count: Numbers) -> pa.Array:
     return pa.array(total / np.maximum(count, 1), mask=count == 0)
