@@ -25,6 +25,9 @@ _REMEMBER_KEY = """
 INSERT INTO idempotency (agent, key, fingerprint, event_id, at) VALUES (?, ?, ?, ?, ?)
 """
 
+# The terms of a message that leaves all of them to its receiver, as nearly every message does.
+_NO_TERMS = (UNSET,) * 5
+
 T = TypeVar("T")
 
 
@@ -54,7 +57,7 @@ def fingerprint_send(new: NewSend, content: bytes | None = None) -> bytes:
     """
     content = content or fingerprint_payload(new) or str(new.payload_ref).encode()
     given = (new.ttl_secs, new.priority, new.order, new.not_before, new.max_retries)
-    terms = " ".join(str(_value_or_none(each)) for each in given)
+    terms = "" if given == _NO_TERMS else " ".join(str(_value_or_none(each)) for each in given)
     mark = blake2b(content, digest_size=16)
     mark.update(f"{len(content)} {new.to_agent} {terms}".encode())
     return mark.digest()
@@ -91,26 +94,27 @@ def choose_event_id(new: NewSend, ids: EventIdGenerator) -> str:
 
 def outgoing_message(new: NewSend, event_id: str, fingerprint: bytes, now: int) -> OutgoingEvent:
     parse_event_id(event_id)
-    ttl = None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000)
-    not_before = None if isinstance(new.not_before, UnsetType) else int(new.not_before * 1000)
-    check_delay(now, not_before or 0, ttl)
-    return OutgoingEvent(
+    out = OutgoingEvent(
         event_id,
         EventKind.MESSAGE,
         new.from_agent,
         new.to_agent,
         event_id if isinstance(new.corr_id, UnsetType) else new.corr_id,
         EMPTY_PAYLOAD if isinstance(new.payload, UnsetType) else bytes(new.payload),
-        digest=_value_or_none(new.payload_ref),
-        ttl=ttl,
-        traceparent=_value_or_none(new.traceparent),
+        digest=None if new.payload_ref is UNSET else new.payload_ref,
+        traceparent=None if new.traceparent is UNSET else new.traceparent,
         replies_to=new.replies,
         fingerprint=fingerprint,
-        priority=_value_or_none(new.priority),
-        order=_value_or_none(new.order),
-        not_before=not_before,
-        max_retries=_value_or_none(new.max_retries),
+        priority=None if new.priority is UNSET else new.priority,
+        order=None if new.order is UNSET else new.order,
+        max_retries=None if new.max_retries is UNSET else new.max_retries,
     )
+    if new.ttl_secs is not UNSET:
+        out.ttl = int(new.ttl_secs * 1000)
+    if new.not_before is not UNSET:
+        out.not_before = int(new.not_before * 1000)
+        check_delay(now, out.not_before, out.ttl)
+    return out
 
 
 def _value_or_none(value: T | UnsetType) -> T | None:
