@@ -27,7 +27,24 @@ pytestmark = pytest.mark.timeout(TIMEOUT_SECS)
 _GROWTH_MIB = 96
 _LOG_BYTES = 64 * 1024
 _ANSWER_SECS = 30.0
+DIGEST = f"sha256:{'0' * 64}"
 EVENT = "01a1e41a-09a9-718b-9442-1bc4c8a7feb8"
+HUB_STATE = {
+    "router": {"tasks": [[EVENT, {"id": EVENT, "agent_name": "bob", "status": "pending"}]]},
+    "messages": {"log": []},
+}
+CAPABILITY = {
+    "capability_id": "c",
+    "name": "C",
+    "version": "1.0.0",
+    "owner_agent_id": "bob",
+    "delegation_skill": {"ref": "skills/ask", "version": "1.1"},
+    "executor_skill": {"ref": "skills/do", "version": "1.2"},
+    "default_eta_seconds": 5,
+    "contract": {"input": {"type": "object"}, "output": {"type": "integer"}},
+    "escalation": None,
+    "eligible_agent_ids": ["bob"],
+}
 
 BODIES: list[tuple[str, str, Any]] = [
     ("POST", "/v1/enqueue", mail("m:1", "box")),
@@ -57,6 +74,20 @@ BODIES: list[tuple[str, str, Any]] = [
     ("POST", "/ansible/agent/auth/refresh", {"refreshToken": "gpr1.a.b", "attempt": "x" * 16}),
     ("POST", "/ansible/agent/invoke", {"op": "peek", "mailbox": "ext"}),
     ("POST", "/ansible/agent/context-token", {"scopes": ["ansible.message.read"], "ttlSecs": 60}),
+    ("POST", "/api/hub/tasks", {"description": "x", "agent_name": "bob", "input": [1]}),
+    ("POST", "/api/hub/tasks", {"required_capabilities": ["c"], "to_agents": ["bob"]}),
+    ("POST", "/api/hub/tasks", {"agent_name": "bob", "input_ref": DIGEST, "task_id": EVENT}),
+    ("POST", f"/api/hub/tasks/{EVENT}/cancel", {"reason": "no"}),
+    ("POST", "/api/hub/messages", {"recipient": "bob", "type": "x", "payload": {}}),
+    ("POST", "/api/hub/messages/nack", {"reason": "no"}),
+    ("POST", "/api/hub/state", HUB_STATE),
+    ("PUT", "/v1/capabilities/c", CAPABILITY),
+    ("POST", "/v1/mesh/secrets/rotate", {}),
+    (
+        "POST",
+        "/.rb/guessed",
+        {"cluster_token": "x", "request_time": 1, "node_id": "n1", "node_key": "A" * 43 + "="},
+    ),
 ]
 
 FRAMES: list[Any] = [
