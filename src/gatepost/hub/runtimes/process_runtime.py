@@ -198,17 +198,14 @@ class ProcessRuntime:
         self, handle: SessionHandle, ended: "asyncio.Future[None] | None"
     ) -> None:
         """Wait until a session or its supervisor has ended."""
-        pid = self._supervisor_pid(handle)
-        if pid is None:
-            return
         try:
-            descriptor = os.pidfd_open(pid)
+            descriptor = os.pidfd_open(int(handle.data["pid"]))
         except ProcessLookupError:
             return
         loop = asyncio.get_running_loop()
         ended = loop.create_future() if ended is None else ended
         try:
-            # The pid may have got another process between the check and the opening.
+            # Another process may have had this pid when it was opened.
             if self._supervisor_pid(handle) is None:
                 return
             loop.add_reader(descriptor, _resolve_once, ended)
@@ -225,7 +222,8 @@ class ProcessRuntime:
         pid, started = int(handle.data["pid"]), int(handle.data["started"])
         if handle.data["boot"] != boot_id() or not is_same_process(pid, started):
             return None
-        return None if (self._root / handle.name / EXIT_FILE).exists() else pid
+        has_ended = os.path.exists(f"{self._root}/{handle.name}/{EXIT_FILE}")  # noqa: PTH110
+        return None if has_ended else pid
 
     def _read_exit(self, name: str) -> SessionExit | None:
         found = _read_json(f"{self._root}/{name}/{EXIT_FILE}")

@@ -21,10 +21,16 @@ def make_session_folder(spec: SessionSpec) -> None:
 
 
 def remove_secrets(folder: Path) -> None:
-    shutil.rmtree(folder / SECRETS_FOLDER, ignore_errors=True)
+    secrets = f"{folder}/{SECRETS_FOLDER}"
+    if os.path.lexists(secrets):
+        shutil.rmtree(secrets, ignore_errors=True)
 
 
 def write_private_file(path: str, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    finally:
+        os.close(descriptor)

@@ -16,6 +16,7 @@ import resource
 import selectors
 import signal
 import time
+from functools import cache
 
 from gatepost.hub.runtimes.control_group import ControlGroup
 from gatepost.hub.runtimes.process_identity import (
@@ -76,8 +77,8 @@ class SessionSupervisor:
         if error:
             self._clean_up()
             return {"error": error}
-        mine, its = start_time(os.getpid()), start_time(self._child)
-        status = {"boot": boot_id(), "pid": os.getpid(), "started": mine or 0}
+        pid, its = os.getpid(), start_time(self._child)
+        status = {"boot": boot_id(), "pid": pid, "started": _own_start_time(pid)}
         status |= {"child": self._child, "child_started": its or 0}
         _write_file(f"{self._folder}/{STATUS_FILE}", status)
         return status
@@ -254,6 +255,11 @@ class SessionSupervisor:
         os.close(self._wakeup)
         self._group.remove()
         _remove_flat_folder(f"{self._folder}/{SECRETS_FOLDER}")
+
+
+@cache
+def _own_start_time(pid: int) -> int:
+    return start_time(pid) or 0
 
 
 def _remove_flat_folder(folder: str) -> None:
