@@ -5,6 +5,8 @@ import pytest
 
 from gatepost.errors import InvalidRequest
 from gatepost.events import fingerprint_key
+from gatepost.mesh.heard_addresses import HeardAddresses, encode_point
+from gatepost.mesh.messages import IntroPoints
 from gatepost.mesh.rendezvous import (
     LIFE_MS,
     MAX_DOCUMENT_BYTES,
@@ -31,7 +33,7 @@ def room_of(*records: SignedRecord, who: RecordAuthor = ROOT) -> SharedRoom:
 
 
 def published(room: SharedRoom, who: RecordAuthor = ROOT, now: int = NOW) -> SignedRecord:
-    record = renew_descriptor(room, who.node, who.key.public, now)
+    record = renew_descriptor(room, who.node, who.key.public, HeardAddresses(), now)
     assert record is not None
     return claim(who, "rendezvous", "descriptor", record)
 
@@ -39,7 +41,7 @@ def published(room: SharedRoom, who: RecordAuthor = ROOT, now: int = NOW) -> Sig
 def test_all_addresses_are_merged_and_backbone_nodes_come_first() -> None:
     onion = "a" * 56 + ".onion"
     hidden = sign_record(LEA, "transports", "lea", 1, NOW, TransportRecord(onion=onion))
-    points = merge_points(room_of(hidden))
+    points = merge_points(room_of(hidden), HeardAddresses())
     assert [point.node for point in points] == ["root", "vps", "lea"]
     assert points[2].onion == onion
     assert points[1].key == key("vps").fingerprint
@@ -48,14 +50,43 @@ def test_all_addresses_are_merged_and_backbone_nodes_come_first() -> None:
 
 def test_a_node_without_an_address_and_a_revoked_one_are_left_out() -> None:
     room = room_of(entry(LEA, 2, endpoint_ws=None), revocation(ROOT, VPS))
-    assert [point.node for point in merge_points(room)] == ["root"]
+    assert [point.node for point in merge_points(room, HeardAddresses())] == ["root"]
+
+
+def heard_of(who: str, endpoint: str | None, at: int, key_name: str = "") -> HeardAddresses:
+    heard = HeardAddresses()
+    points = () if endpoint is None else (encode_point(endpoint),)
+    heard.note_points(who, key(key_name or who).public, IntroPoints(points, at // 1000), at)
+    return heard
+
+
+def test_the_later_word_of_a_node_about_its_address_counts() -> None:
+    later, earlier = NOW + 60_000, NOW - 60_000
+    shown = {point.node: point for point in merge_points(room_of(), HeardAddresses())}
+    moved = merge_points(room_of(), heard_of("vps", "wss://moved:1", later))
+    assert {point.node: point.endpoint_ws for point in moved} == {
+        node: "wss://moved:1" if node == "vps" else point.endpoint_ws
+        for node, point in shown.items()
+    }
+    stale = merge_points(room_of(), heard_of("vps", "wss://moved:1", earlier))
+    assert list(stale) == list(shown.values())
+    gone = merge_points(room_of(), heard_of("vps", None, later))
+    assert [point.node for point in gone] == ["root", "lea"]
+
+
+def test_the_word_of_another_key_or_of_a_revoked_node_does_not_count() -> None:
+    imposter = heard_of("vps", "wss://moved:1", NOW + 60_000, key_name="other")
+    assert merge_points(room_of(), imposter) == merge_points(room_of(), HeardAddresses())
+    revoked = room_of(revocation(ROOT, VPS))
+    points = merge_points(revoked, heard_of("vps", "wss://moved:1", NOW + 60_000))
+    assert [point.node for point in points] == ["root", "lea"]
 
 
 def test_a_descriptor_has_a_bound() -> None:
     many = [author(f"n{number}", "edge", VPS) for number in range(60)]
     long: dict[str, Any] = {"endpoint_ws": f"wss://{'h' * 200}:1", "tls_pin": "a" * 64}
     room = room_of(*(entry(each, **long) for each in many[:29]))
-    assert len(merge_points(room_of(*map(entry, many)))) == MAX_DESCRIPTOR_POINTS
+    assert len(merge_points(room_of(*map(entry, many)), HeardAddresses())) == MAX_DESCRIPTOR_POINTS
     document = encode_document(GENESIS, published(room))
     assert len(document) < MAX_DOCUMENT_BYTES
     verify_document(document, NOW, FINGERPRINT)
@@ -63,11 +94,11 @@ def test_a_descriptor_has_a_bound() -> None:
 
 def test_publishing_twice_changes_nothing_until_something_changed_or_a_day_has_passed() -> None:
     first = published(room_of())
-    room = room_of(first)
-    assert renew_descriptor(room, "root", ROOT.key.public, NOW + REFRESH_MS - 1) is None
-    assert renew_descriptor(room, "root", ROOT.key.public, NOW + REFRESH_MS) is not None
+    room, heard, root = room_of(first), HeardAddresses(), ROOT.key.public
+    assert renew_descriptor(room, "root", root, heard, NOW + REFRESH_MS - 1) is None
+    assert renew_descriptor(room, "root", root, heard, NOW + REFRESH_MS) is not None
     moved = room_of(first, entry(VPS, 2, endpoint_ws="ws://elsewhere:1"))
-    changed = renew_descriptor(moved, "root", ROOT.key.public, NOW)
+    changed = renew_descriptor(moved, "root", root, heard, NOW)
     assert changed is not None
     assert changed.points[1].endpoint_ws == "ws://elsewhere:1"
 

@@ -36,6 +36,7 @@ from gatepost.gateway.peers.owner_changes import OwnerChanges
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_coordinator import RoomCoordinator
 from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.mesh.heard_addresses import HeardAddresses
 
 _REFRESH_SECS = 0.5
 _COALESCE_SECS = 0.02
@@ -68,7 +69,8 @@ class Peering:
         elect = None if self.mesh is None else self.mesh.publisher
         self._current_publisher = CurrentPublisher(self.replica, elect)
         self.secrets = MeshSecretSharing(self.publisher, self._current_publisher)
-        self._descriptors = DescriptorPublisher(self.publisher, self._current_publisher)
+        heard = HeardAddresses() if self.mesh is None else self.mesh.heard
+        self._descriptors = DescriptorPublisher(self.publisher, self._current_publisher, heard)
         self._transport_services = TransportServices(
             self.replica, transport, self.secrets, self._current_publisher
         )

@@ -1,10 +1,10 @@
 """The rendezvous descriptor: where the mesh can be reached, for machines that are not in it yet.
 
-Every node names its own address in the room. The publisher merges these intro points into one
-record and signs it. The record carries the publisher's chain of admissions, so a machine that knows
-the genesis can verify it without being a member. A descriptor has a version and an end, and at most
-32 points. Its content follows from the room alone: a publisher that publishes twice, or two
-publishers during a partition, say the same.
+Every node names its own address in the room, and to its peers. The publisher merges these intro
+points into one record and signs it. The record carries the publisher's chain of admissions, so a
+machine that knows the genesis can verify it without being a member. A descriptor has a version and
+an end, and at most 32 points. Its content follows from the words of the nodes about themselves: a
+publisher that publishes twice, or two publishers during a partition, say the same.
 """
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import Struct
 from gatepost.errors import InvalidRequest, RoomViolation
 from gatepost.events import fingerprint_key
 from gatepost.events.encryption import KEY_SIZE
+from gatepost.mesh.heard_addresses import HeardAddresses
 from gatepost.room import (
     ChainVerifier,
     DescriptorPoint,
@@ -28,7 +29,7 @@ from gatepost.room.signed_record import open_signed_record
 
 DESCRIPTOR_PATH = "/.well-known/gatepost/descriptor.json"
 MAX_DOCUMENT_BYTES = 48 * 1024
-DESCRIPTOR_MAP = "rendezvous"
+DESCRIPTOR_MAP, NODES_MAP = "rendezvous", "nodes"
 _DAY_MS = 86_400_000
 LIFE_MS = 7 * _DAY_MS
 # A descriptor without changes is issued again after so long.
@@ -58,29 +59,40 @@ class VerifiedDescriptor(Struct, frozen=True):
     data: DescriptorRecord
 
 
-def merge_points(room: SharedRoom) -> tuple[DescriptorPoint, ...]:
+def merge_points(room: SharedRoom, heard: HeardAddresses) -> tuple[DescriptorPoint, ...]:
     """The addresses of all members that can be dialled; backbone nodes and senior ones first."""
     members = sorted(room.effective.nodes.values(), key=lambda member: member.rank)
-    points = (_point_of(room, member) for member in members)
+    points = (_point_of(room, member, heard) for member in members)
     dialable = [point for point in points if point.endpoint_ws or point.onion]
     return tuple(dialable[:MAX_DESCRIPTOR_POINTS])
 
 
-def _point_of(room: SharedRoom, member: RoomMember) -> DescriptorPoint:
+def _point_of(room: SharedRoom, member: RoomMember, heard: HeardAddresses) -> DescriptorPoint:
     transport = room.effective.transports.get(member.id)
     return DescriptorPoint(
         node=member.id,
         key=fingerprint_key(member.public_key),
         tier=member.tier,
-        endpoint_ws=member.record.endpoint_ws,
+        endpoint_ws=_latest_endpoint(room, member, heard),
         tls_pin=member.record.tls_pin,
         onion=None if transport is None else transport.onion,
     )
 
 
-def renew_descriptor(room: SharedRoom, node: str, key: bytes, now: int) -> DescriptorRecord | None:
+def _latest_endpoint(room: SharedRoom, member: RoomMember, heard: HeardAddresses) -> str | None:
+    """A node may tell its peers of another address before its record arrives."""
+    said = heard.find_address(member.id, member.public_key)
+    written = room.document.record_at((NODES_MAP, member.id, member.public_key))
+    if said is None or (written is not None and written.at >= said.since):
+        return member.record.endpoint_ws
+    return said.endpoint
+
+
+def renew_descriptor(
+    room: SharedRoom, node: str, key: bytes, heard: HeardAddresses, now: int
+) -> DescriptorRecord | None:
     """The descriptor that this publisher has to publish; None if the present one is still good."""
-    points = merge_points(room)
+    points = merge_points(room, heard)
     known = room.document.record_at((DESCRIPTOR_MAP, claim_key("descriptor", node), key))
     current = known.data if known is not None else None
     if isinstance(current, DescriptorRecord) and _still_says(current, points, now):

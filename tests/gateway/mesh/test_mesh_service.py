@@ -1,5 +1,6 @@
 """The mesh in a gateway: it follows the room, remembers its term, and outlives failures."""
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -9,9 +10,11 @@ from gatepost.gateway.mesh.mesh_report import MeshCollector, describe_mesh
 from gatepost.gateway.mesh.mesh_service import MeshService, read_term
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.datagram_signature import NodeKeySigner, append_signature
+from gatepost.mesh.heard_addresses import encode_point
 from gatepost.mesh.messages import (
     BackendUnhealthy,
     Heartbeat,
+    IntroPoints,
     LeaseClaim,
     MeshMessage,
     MeshRole,
@@ -20,7 +23,8 @@ from gatepost.mesh.messages import (
     encode_message,
 )
 from gatepost.mesh.peer_states import PeerState
-from gatepost.room import RecordAuthor, sign_admission
+from gatepost.mesh.rendezvous import merge_points
+from gatepost.room import RecordAuthor, TransportRecord, sign_admission
 from gatepost.room.signed_record import sign_record
 from gatepost.wire import Tier
 from tests.gateway.mesh.memory_transport import MemoryTransport
@@ -96,6 +100,36 @@ async def test_an_agent_that_its_gateway_calls_unhealthy_is_avoided(
     admit(replica, "bob", "edge")
     mesh._receive(datagram(replica, "bob", BackendUnhealthy("bo")), "127.0.0.1:8")
     assert mesh.unhealthy_agents() == {("bob", "bo")}
+
+
+async def test_an_address_that_a_member_names_comes_into_the_descriptor(
+    mesh: MeshService, replica: RoomReplica
+) -> None:
+    await replica.found_room(lambda tx: None)
+    await mesh._beat()
+    admit(replica, "bob")
+    secs = replica.core.clock.now() // 1000
+    points = IntroPoints((encode_point("wss://moved:7433"),), secs)
+    mesh._receive(datagram(replica, "bob", points), "127.0.0.1:8")
+    merged = merge_points(replica.current_room, mesh.heard)
+    assert [p.endpoint_ws for p in merged if p.node == "bob"] == ["wss://moved:7433"]
+    assert mesh.heard.find_address("bob", key("bob").public) is not None
+    mesh.heard.keep_members(())
+    assert mesh.heard.find_address("bob", key("bob").public) is None
+
+
+async def test_an_announcement_has_the_place_in_the_tunnel(
+    mesh: MeshService, replica: RoomReplica, transport: MemoryTransport
+) -> None:
+    await replica.found_room(lambda tx: None)
+    replica.transport = TransportRecord(
+        wg_public_key="k" * 43 + "=", wg_endpoint="192.0.2.7:51820", tunnel_ip="10.200.0.2"
+    )
+    await mesh._beat()
+    ((_, sent),) = transport.sent
+    payload = msgspec.json.decode(sent)["payload"]
+    fields = [payload[name] for name in ("wg_pubkey", "wg_endpoint", "tunnel_ip")]
+    assert fields == ["k" * 43 + "=", "192.0.2.7:51820", "10.200.0.2"]
 
 
 async def test_an_edge_that_claims_the_lease_is_named(

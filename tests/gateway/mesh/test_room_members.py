@@ -1,5 +1,6 @@
 from gatepost.config.mesh_settings import MeshSettings
 from gatepost.gateway.mesh.room_members import kept_members, list_members, make_timers, own_identity
+from gatepost.room import TransportRecord
 from tests.room.sample_records import ROOT, author, entry, revocation, room
 
 SETTINGS = MeshSettings(priority=9, heartbeat_secs=0.5, suspect_secs=2, grace_secs=3)
@@ -14,10 +15,24 @@ def test_backbone_nodes_may_lead_and_edges_may_not() -> None:
         "edge": False,
     }
     assert members["edge"].public_key == author("edge").key.public
-    assert own_identity(shared, "hub", SETTINGS).may_lead
-    assert not own_identity(shared, "edge", SETTINGS).may_lead
-    assert not own_identity(shared, "stranger", SETTINGS).may_lead
+    assert own_identity(shared, "hub", SETTINGS, TransportRecord()).may_lead
+    assert not own_identity(shared, "edge", SETTINGS, TransportRecord()).may_lead
+    assert not own_identity(shared, "stranger", SETTINGS, TransportRecord()).may_lead
     assert list_members(None) == {}
+
+
+def test_a_node_announces_its_place_in_the_tunnel() -> None:
+    udp = TransportRecord(udp="192.0.2.7:7433")
+    assert own_identity(None, "hub", SETTINGS, udp).address == "192.0.2.7:7433"
+    tunnel = TransportRecord(
+        udp="10.200.0.2:7433",
+        wg_public_key="k" * 43 + "=",
+        wg_endpoint="192.0.2.7:51820",
+        tunnel_ip="10.200.0.2",
+    )
+    identity = own_identity(None, "hub", SETTINGS, tunnel)
+    assert (identity.address, identity.tunnel_ip) == ("192.0.2.7:51820", "10.200.0.2")
+    assert identity.wg_pubkey == tunnel.wg_public_key
 
 
 def test_a_member_counts_until_it_is_revoked_though_the_room_does_not_show_it_yet() -> None:

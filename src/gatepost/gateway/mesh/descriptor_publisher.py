@@ -10,6 +10,7 @@ from gatepost.gateway.api.route_parameters import AnyRequest
 from gatepost.gateway.listening.connection_guard import ConnectionGuard
 from gatepost.gateway.peers.current_publisher import CurrentPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.mesh.heard_addresses import HeardAddresses
 from gatepost.mesh.rendezvous import (
     DESCRIPTOR_MAP,
     DESCRIPTOR_PATH,
@@ -25,11 +26,16 @@ _RELEVANT_MAPS = {"nodes", "standing", "transports"}
 
 
 class DescriptorPublisher:
-    def __init__(self, publisher: RecordPublisher, current: CurrentPublisher) -> None:
+    """`heard` are the addresses that peers named in datagrams."""
+
+    def __init__(
+        self, publisher: RecordPublisher, current: CurrentPublisher, heard: HeardAddresses
+    ) -> None:
         self._publisher = publisher
         self._replica = publisher.replica
         self._core = publisher.replica.core
         self._current = current
+        self._heard = heard
         self._changed = asyncio.Event()
         self._replica.watch_changes(self._note_change)
 
@@ -44,7 +50,8 @@ class DescriptorPublisher:
 
     async def publish_descriptor(self) -> None:
         node, now = self._core.node, self._core.clock.now()
-        record = renew_descriptor(self._replica.current_room, node.id, node.key.public, now)
+        room = self._replica.current_room
+        record = renew_descriptor(room, node.id, node.key.public, self._heard, now)
         if record is not None:
             slot = (DESCRIPTOR_MAP, claim_key("descriptor", node.id))
             await self._publisher.publish_records({slot: record})

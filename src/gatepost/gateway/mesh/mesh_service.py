@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -37,14 +36,16 @@ from gatepost.mesh.decisions import (
     BackendReported,
     DatagramRefused,
     ElectionChanged,
+    IntroPointsHeard,
     MeshDecision,
     PeerStatusChanged,
     SendDatagram,
 )
+from gatepost.mesh.heard_addresses import HeardAddresses, encode_point
 from gatepost.mesh.members import MeshMembers
 from gatepost.mesh.mesh_node import MeshNode
 from gatepost.mesh.mesh_time import MeshTime
-from gatepost.mesh.messages import IntroPoint, Term
+from gatepost.mesh.messages import Term
 from gatepost.mesh.peer_states import PeerState
 from gatepost.mesh.rendezvous import find_descriptor
 from gatepost.mesh.transports.transport import DatagramTransport
@@ -80,6 +81,7 @@ class MeshService:
         self.timers = make_timers(self._settings)
         self.backends = BackendHealth(self.timers.suspect_ms)
         self._addresses = RoomAddresses(self.timers.takeover_ms)
+        self.heard = HeardAddresses()
         self._find_unhealthy: FindUnhealthyAgents = _all_healthy
         self.changes = ChangeCounter()
         self.suspicions = 0
@@ -149,8 +151,7 @@ class MeshService:
     def _share_intro_points(self, coordinator: MeshCoordinator) -> None:
         """Name the address that other gateways dial, and the time of the last descriptor."""
         room, endpoint = self._replica.current_room, self._replica.endpoint
-        data = b64encode((endpoint or "").encode()).decode()
-        points = (IntroPoint(data),) if endpoint else ()
+        points = (encode_point(endpoint),) if endpoint else ()
         since = self._core.clock.now() // 1000
         coordinator.share_intro_points(points, since)
         own = find_descriptor(room, self._core.node.id, self._core.clock.now())
@@ -176,11 +177,12 @@ class MeshService:
         room = self._replica.room
         if self.node is None or room is None or room.genesis.key != self._room_key:
             return
-        identity = own_identity(room, self._core.node.id, self._settings)
+        identity = own_identity(room, self._core.node.id, self._settings, self._replica.transport)
         self.node.coordinator.change_identity(identity)
         members = {**kept_members(self._members, room), **list_members(room)}
         if members != self._members:
             self._members = members
+            self.heard.keep_members({(each.id, each.public_key) for each in members.values()})
             self._apply(self.node.set_members(members, self._now()))
 
     def _publish_address(self) -> None:
@@ -211,7 +213,8 @@ class MeshService:
         core, now = self._core, self._now()
         honoured = await core.read(read_term)
         cookies = AddressCookies(core.clock.random(_SECRET_BYTES))
-        identity = own_identity(self._replica.room, core.node.id, self._settings)
+        replica = self._replica
+        identity = own_identity(replica.room, core.node.id, self._settings, replica.transport)
         coordinator = MeshCoordinator(identity, self.timers, cookies, now.steady_ms, honoured)
         coordinator.bootstrap_addresses = self._settings.peers
         coordinator.accepts_address = self._accepts_address
@@ -254,6 +257,8 @@ class MeshService:
                 case DatagramRefused(node=str(node)):
                     detail = "its role in the mesh does not allow its claims, releases or terms"
                     self._core.abuse.report_abuse(node, AbuseKind.MESH_ROLE, detail)
+                case IntroPointsHeard():
+                    self._note_intro_points(decision)
                 case BackendReported():
                     now = self._now().steady_ms
                     self.backends.note_report(decision.node, decision.backend, now)
@@ -262,6 +267,12 @@ class MeshService:
         for decision in decisions:
             if isinstance(decision, SendDatagram):
                 self.transport.send(decision.address, decision.datagram)
+
+    def _note_intro_points(self, heard: IntroPointsHeard) -> None:
+        member = self._members.get(heard.node)
+        if member is not None:
+            now = self._core.clock.now()
+            self.heard.note_points(heard.node, member.public_key, heard.points, now)
 
     def _note_status(self, change: PeerStatusChanged) -> None:
         self.changes.note_change()

@@ -4,7 +4,7 @@ from gatepost.config.mesh_settings import MeshSettings
 from gatepost.mesh.members import MeshMember, MeshMembers
 from gatepost.mesh.mesh_time import MeshTimers
 from gatepost.mesh.outgoing_messages import MeshIdentity
-from gatepost.room import RoomMember, SharedRoom
+from gatepost.room import RoomMember, SharedRoom, TransportRecord
 from gatepost.room.roles import Role
 
 
@@ -34,9 +34,19 @@ def may_lead(member: RoomMember | None) -> bool:
     return member is not None and member.role >= Role.BACKBONE
 
 
-def own_identity(room: SharedRoom | None, node: str, settings: MeshSettings) -> MeshIdentity:
+def own_identity(
+    room: SharedRoom | None, node: str, settings: MeshSettings, transport: TransportRecord
+) -> MeshIdentity:
+    """This node as it announces itself; `transport` are the addresses that it has by now."""
     member = None if room is None else room.effective.nodes.get(node)
-    return MeshIdentity(node=node, priority=settings.priority, may_lead=may_lead(member))
+    return MeshIdentity(
+        node=node,
+        priority=settings.priority,
+        may_lead=may_lead(member),
+        address=transport.wg_endpoint or transport.udp or "",
+        wg_pubkey=transport.wg_public_key or "",
+        tunnel_ip=transport.tunnel_ip or "",
+    )
 
 
 def make_timers(settings: MeshSettings) -> MeshTimers:
