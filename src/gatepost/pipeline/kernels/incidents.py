@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gatepost.pipeline.kernels.columns import ABSENT, NONE, Codes, Numbers
+from gatepost.pipeline.kernels.columns import ABSENT, NONE, Codes, Flags, Numbers
 from gatepost.pipeline.kernels.groups import CodedColumns, Groups, earliest_known
 from gatepost.pipeline.kernels.slo import window_start
 from gatepost.pipeline.objectives import Objectives
@@ -33,11 +33,11 @@ def stable_id(*parts: object) -> str:
     return hashlib.sha256(joined.encode()).hexdigest()[:32]
 
 
-def breaches_sla(cases: CodedColumns, as_of: int, objectives: Objectives) -> Numbers:
+def breaches_sla(cases: CodedColumns, as_of: int, objectives: Objectives) -> Flags:
     """Whether each case was accepted, but not processed or replied to within the SLA."""
     accepted_at, ended_at = cases.number_column("accepted_at"), cases.number_column("ended_at")
     took = np.where(ended_at == ABSENT, as_of, ended_at) - accepted_at
-    late: Numbers = (accepted_at != ABSENT) & (took > objectives.sla * 1000)
+    late: Flags = (accepted_at != ABSENT) & (took > objectives.sla * 1000)
     return late
 
 
