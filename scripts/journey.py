@@ -9,12 +9,12 @@ is entered in this order.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gatepost.client._agent_workers import AgentWorkers
+from gatepost.client._agents.agent_workers import AgentWorkers
+from gatepost.client._agents.turn_settler import TurnSettler
 from gatepost.client._client import Client
 from gatepost.client._frame_socket import FrameSocket
 from gatepost.client._mailbox_client import MailboxClient
 from gatepost.client._operation_queue import OperationQueue
-from gatepost.client._turn_settler import TurnSettler
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.links.outbox_feed import OutboxFeed
 from gatepost.delivery.links.outbox_link import OutboxLink

@@ -89,7 +89,7 @@ async def test_a_task_waits_for_an_agent_that_is_away(gateway: GatewayProcess) -
 async def test_a_cancelled_task_ends_its_handler(
     gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatepost.client._task_heartbeat.HEARTBEAT_SECS", 0.05)
+    monkeypatch.setattr("gatepost.client._agents.task_heartbeat.HEARTBEAT_SECS", 0.05)
     agent = worker(gateway, "slow", concurrency=1)
     began, ended = asyncio.Event(), asyncio.Event()
 

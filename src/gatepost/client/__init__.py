@@ -11,9 +11,9 @@ async def handle(message):
 agent.run()
 """
 
-from gatepost.client._agent import Agent
+from gatepost.client._agents.agent import Agent
+from gatepost.client._agents.failure_reason import Reject
 from gatepost.client._client import Client
-from gatepost.client._failure_reason import Reject
 from gatepost.client._gateway_locator import locator
 from gatepost.client._message import Message
 from gatepost.client._sync_client import SyncClient

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
+from gatepost.client._agents.failure_reason import Reject, failure_reason
+from gatepost.client._agents.task_heartbeat import HAS_ENDED, TaskHeartbeat
 from gatepost.client._client import Client
-from gatepost.client._failure_reason import Reject, failure_reason
 from gatepost.client._message import Message
 from gatepost.client._task import AgentTask, load_task
-from gatepost.client._task_heartbeat import HAS_ENDED, TaskHeartbeat
 from gatepost.errors import GatepostError
 
 log = logging.getLogger("gatepost.client")

@@ -12,14 +12,14 @@ from typing import Any
 
 from msgspec import Raw
 
-from gatepost.client._agent_turns import AgentTurn, AgentTurns
+from gatepost.client._agents.agent_turns import AgentTurn, AgentTurns
+from gatepost.client._agents.failure_reason import Reject, failure_reason
+from gatepost.client._agents.lease_heartbeat import LeaseHeartbeat
+from gatepost.client._agents.task_runner import TaskRunner
+from gatepost.client._agents.turn_settler import TurnSettler
 from gatepost.client._client import Client
 from gatepost.client._encoding import EncodedReply, encode_payload, fits_frame
-from gatepost.client._failure_reason import Reject, failure_reason
-from gatepost.client._lease_heartbeat import LeaseHeartbeat
 from gatepost.client._message import Message
-from gatepost.client._task_runner import TaskRunner
-from gatepost.client._turn_settler import TurnSettler
 from gatepost.errors import (
     DeadlineExceeded,
     InvalidRequest,

@@ -1,6 +1,6 @@
 import pytest
 
-from gatepost.client._failure_reason import failure_reason
+from gatepost.client._agents.failure_reason import failure_reason
 
 
 def test_a_reason_is_type_and_message_on_one_line() -> None:

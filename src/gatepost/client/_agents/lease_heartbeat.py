@@ -3,9 +3,9 @@
 import asyncio
 import logging
 
-from gatepost.client._agent_turns import AgentTurn, AgentTurns
+from gatepost.client._agents.agent_turns import AgentTurn, AgentTurns
+from gatepost.client._agents.turn_settler import TurnSettler
 from gatepost.client._client import Client
-from gatepost.client._turn_settler import TurnSettler
 from gatepost.errors import GatepostError
 
 log = logging.getLogger("gatepost.client")

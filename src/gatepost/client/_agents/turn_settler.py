@@ -5,9 +5,9 @@ import logging
 from functools import partial
 from typing import Any
 
-from gatepost.client._agent_turns import AgentTurn, AgentTurns, TurnState
+from gatepost.client._agents.agent_turns import AgentTurn, AgentTurns, TurnState
+from gatepost.client._agents.failure_reason import failure_reason
 from gatepost.client._client import Client
-from gatepost.client._failure_reason import failure_reason
 from gatepost.errors import (
     IdempotencyConflict,
     InvalidRequest,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from msgspec import Raw
 
 from gatepost import wire
-from gatepost.client._agent_turns import AgentTurn, AgentTurns, TurnState
+from gatepost.client._agents.agent_turns import AgentTurn, AgentTurns, TurnState
 from gatepost.client._message import Message
 
 

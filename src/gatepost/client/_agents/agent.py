@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
-from gatepost.client._agent_workers import AgentWorkers, Handler
+from gatepost.client._agents.agent_workers import AgentWorkers, Handler
+from gatepost.client._agents.task_runner import TaskHandler, TaskRunner
 from gatepost.client._client import Client
 from gatepost.client._encoding import Moment
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
 from gatepost.client._sync_client import BlockingCalls
-from gatepost.client._task_runner import TaskHandler, TaskRunner
 from gatepost.errors import (
     GatepostError,
     InvalidRequest,

@@ -1,0 +1,1 @@
+"""Agents: they subscribe to a mailbox, run turns and tasks, and settle them."""
