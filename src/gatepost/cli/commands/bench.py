@@ -204,17 +204,21 @@ def bench_mesh(
     datagrams: PositiveInt = 20_000,
     nodes: Annotated[int, Parameter(validator=Number(gte=3, lte=200))] = 50,
     kills: PositiveInt = 100,
+    process_kills: Annotated[int, Parameter(validator=Number(gte=0, lte=10_000))] = 10,
+    state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
     """Measure the mesh: datagrams judged, the cost of idle nodes, gossip, and takeovers.
 
-    The nodes are real, with real keys, and share this process. Takeovers happen on virtual
-    time; they are stated in units of suspicion and grace.
+    The nodes are real, with real keys, and share this process. Takeovers happen on virtual time,
+    and between three fresh gateways on the disk of the state directory. They are stated in units
+    of suspicion and grace.
 
     For example:
 
       gatepost bench mesh
-      gatepost bench mesh --nodes 20 --kills 10 --json
+      gatepost bench mesh --process-kills 100
+      gatepost bench mesh --nodes 20 --kills 10 --process-kills 0 --json
 
     Parameters
     ----------
@@ -223,15 +227,22 @@ def bench_mesh(
     nodes
         Number of nodes of the idle mesh.
     kills
-        Number of publishers that die.
+        Number of publishers that die on virtual time.
+    process_kills
+        Number of real gateways that are killed while they are the publisher. Each takes a few
+        seconds.
+    state_dir
+        Directory for the measured gateways; it decides which disk is measured.
+        Default: $GATEPOST_HOME, else ~/.gatepost.
     """
     from rich.console import Console
 
     from gatepost.bench import mesh as measured
 
+    home = _bench_folder(state_dir)
     output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
-    wanted = measured.MeshBenchOptions(datagrams, nodes, kills=kills)
-    result = measured.bench_mesh(wanted)
+    wanted = measured.MeshBenchOptions(datagrams, nodes, kills=kills, process_kills=process_kills)
+    result = measured.bench_mesh(home, wanted)
     console = Console(highlight=False)
     output.print_result(options, result, lambda: console.print(measured.render_result(result)))
 
