@@ -1,7 +1,7 @@
 """A member that floods the links of a real gateway: nobody else notices, and it is named."""
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from websockets.exceptions import ConnectionClosed
 
@@ -103,3 +103,30 @@ def test_connections_without_end(siege: Siege, mallory: HostileNode) -> None:
         assert opened[0].wait_for_close()[0] == 4503
         wait_until(lambda: siege.ann.connected_to(mallory.name))
     siege.expect_named(mallory.name)
+
+
+# Frames of WebSocket as they are sent: masked with zeros, and without content.
+PING = b"\x89\x80" + bytes(4)
+FIRST_PIECE, NEXT_PIECE = b"\x02\x80" + bytes(4), b"\x00\x80" + bytes(4)
+
+
+def flood_socket(connection: HostileConnection, data: bytes, times: int) -> None:
+    """Send bytes past the client's own WebSocket, until the gateway hangs up."""
+    with suppress(OSError):
+        for _ in range(times):
+            connection.socket.socket.sendall(data)
+
+
+def test_pings_without_end(siege: Siege, mallory: HostileNode) -> None:
+    # Each is answered, and breaks no rule.
+    quiet = siege.expect_no_harm(mallory, grow_mib=GROW_MIB, named=False)
+    with quiet, mallory.connect(close_timeout=0.5) as connection:
+        flood_socket(connection, PING * 10_000, 20)
+
+
+def test_a_message_of_empty_pieces_without_end(siege: Siege, mallory: HostileNode) -> None:
+    quiet = siege.expect_no_harm(mallory, grow_mib=GROW_MIB)
+    with quiet, mallory.connect(close_timeout=0.5) as connection:
+        flood_socket(connection, FIRST_PIECE, 1)
+        flood_socket(connection, NEXT_PIECE * 10_000, 5)
+        assert connection.wait_for_close()[0] == 1009

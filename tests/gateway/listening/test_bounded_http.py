@@ -326,3 +326,35 @@ async def test_a_websocket_without_a_valid_token_is_refused_before_there_is_one(
                 await connect(url, additional_headers=headers)
             assert refused.value.response.status_code == status
             assert json.loads(refused.value.response.body or b"")["code"]
+
+
+class _UnreadSocket(bounded_http.BoundedWebSocketProtocol):
+    """A WebSocket whose other side sends pings and has stopped reading."""
+
+    def __init__(self) -> None:
+        self.conn: Any = self
+        self.transport: Any = self
+        self.writable = asyncio.Event()
+        self.written: list[bytes] = []
+        self._writing: Any = self
+        self._held_pong = b""
+        self._pings = 0
+
+    def data_to_send(self) -> list[bytes]:
+        self._pings += 1
+        return [b"pong %d" % self._pings]
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def cancel(self) -> None: ...
+
+
+def test_pings_of_a_side_that_does_not_read_cost_one_answer() -> None:
+    unread = _UnreadSocket()
+    for _ in range(1000):
+        unread.handle_ping()
+    assert unread.written == []
+    unread.resume_writing()
+    unread.handle_ping()
+    assert unread.written == [b"pong 1000", b"pong 1001"]

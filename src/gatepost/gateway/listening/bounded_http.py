@@ -3,9 +3,13 @@
 The parser keeps the head of a request in memory until it is complete, before any token was checked.
 So its size is limited. A head must come in time, whether it is the first or a later one. A body
 must come at a minimum rate, an answer must be read, and a WebSocket must be accepted in time.
+
+One read of a socket may hold ten thousand frames of a WebSocket. They are parsed a millisecond at a
+time, with turns of the event loop for others in between.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,6 +32,15 @@ _UNREAD_SECS = 30.0
 # The same for the rest of an answer, after which the connection is closed.
 _LINGER_SECS = 5.0
 _ACCEPT_SECS = 30.0
+# The bytes of a WebSocket that are parsed before the clock is looked at, and the time after which
+# others have their turn. A frame takes some microseconds, and may have two bytes.
+_PARSED_BYTES = 1024
+_PARSE_SECS = 0.001
+# So many turns of the event loop are for others. A turn without work costs next to nothing.
+_TURNS_OF_OTHERS = 8
+# A message in more pieces is refused: pieces without content count for nothing in its size.
+_MAX_PIECES = 1024
+_CLOSE_TOO_LARGE = 1009
 _TOO_LARGE = (431, "payload_too_large", "the request's head is too large")
 _TOO_SLOW = (408, "deadline_exceeded", "the request came too slowly")
 _PHRASES = {
@@ -237,6 +250,9 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._slot = slot
         self._writing: WriteDeadline
         self._deadline: asyncio.TimerHandle
+        self._unparsed = bytearray()
+        self._next_slice: asyncio.Handle | None = None
+        self._held_pong = b""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -247,7 +263,67 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._deadline.cancel()
         self._writing.cancel()
         self._slot.release()
+        self._unparsed.clear()
         super().connection_lost(exc)
+
+    # -- reading
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += data
+        if self._next_slice is None:
+            self._parse_slice()
+
+    def _parse_slice(self) -> None:
+        """Parse until the time is up. The rest waits, and nothing more is read meanwhile."""
+        self._next_slice = None
+        ends = time.perf_counter() + _PARSE_SECS
+        while self._unparsed and not self.transport.is_closing():
+            piece = bytes(self._unparsed[:_PARSED_BYTES])
+            del self._unparsed[:_PARSED_BYTES]
+            super().data_received(piece)
+            if time.perf_counter() > ends:
+                break
+        self._schedule_rest()
+
+    def _schedule_rest(self) -> None:
+        """Go on after some turns of others, or once the application has taken its messages."""
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        elif self._unparsed:
+            self.transport.pause_reading()
+            if not self.read_paused and self._next_slice is None:
+                self._pass_turn(_TURNS_OF_OTHERS)
+        elif not self.read_paused:
+            self.transport.resume_reading()
+
+    def _pass_turn(self, left: int) -> None:
+        if left:
+            self._next_slice = self.loop.call_soon(self._pass_turn, left - 1)
+        else:
+            self._parse_slice()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if self._unparsed:
+            self._schedule_rest()
+        return message
+
+    def handle_cont(self, event: Any) -> None:
+        if self.close_sent:
+            return
+        super().handle_cont(event)
+        if len(self.frames) > _MAX_PIECES:
+            self.conn.fail(_CLOSE_TOO_LARGE, "the message has too many pieces")
+            self.handle_parser_exception()
+
+    def handle_ping(self) -> None:
+        """Answer, or if the other side does not read, only the latest ping and only later."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self._held_pong = b"".join(self.conn.data_to_send())
+
+    # -- the handshake, and writing
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
@@ -268,6 +344,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         self._writing.cancel()
         super().resume_writing()
+        pong, self._held_pong = self._held_pong, b""
+        self.transport.write(pong)
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()

@@ -32,8 +32,10 @@ _ANSWER_BYTES_PER_SEC = 1 << 20
 # With less than this queued, a link may queue more on request of its peer.
 CONGESTED_BYTES = 256 * 1024
 _LOOK_SECS = 5.0
-# How long the frames of one peer are handled before it is the turn of others.
-_SLICE_SECS = 0.002
+# How long the frames of one peer are handled before it is the turn of others, and how many turns of
+# the event loop those get. A turn without work costs next to nothing.
+_SLICE_SECS = 0.001
+_TURNS_OF_OTHERS = 8
 # After a room message that took longer, its peer waits as long.
 _COSTLY_SECS = 0.01
 _LOOKS_PER_DIGEST = 12
@@ -157,7 +159,8 @@ class PeerConnection:
         # Many small frames may wait in the socket: others get their turn in between.
         if self._slice_secs > _SLICE_SECS:
             self._slice_secs = 0.0
-            await asyncio.sleep(0)
+            for _ in range(_TURNS_OF_OTHERS):
+                await asyncio.sleep(0)
 
     async def _watch_stillness(self) -> None:
         for looks in itertools.count(1):
