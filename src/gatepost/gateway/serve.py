@@ -22,46 +22,23 @@ from gatepost.clock import Clock
 from gatepost.config import Settings, is_loopback
 from gatepost.delivery.abuse import AbuseKind
 from gatepost.errors import ConfigError
-from gatepost.gateway.admin import external_agents, feedback, mirror_api, trace_api, undelivered_api
-from gatepost.gateway.admin.external_agents import ExternalAgents
-from gatepost.gateway.admin.feedback import Feedback, FeedbackGuard
-from gatepost.gateway.admin.trace_api import JourneyTracer
-from gatepost.gateway.api.drop_folder import DropFolder
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.operator_access import GuessLimit, OperatorAccess
-from gatepost.gateway.api.unix_socket import UnixSocketServer
-from gatepost.gateway.app import create_app
-from gatepost.gateway.archiver import OutboxArchiver
-from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
+from gatepost.gateway.compaction import remove_orphan_blobs
 from gatepost.gateway.core import Core
 from gatepost.gateway.disk_space import wait_for_space
-from gatepost.gateway.hub import capability_api, hub_api
-from gatepost.gateway.hub.capability_service import CapabilityService
-from gatepost.gateway.hub.hub_api import HubApi
-from gatepost.gateway.hub.hub_auth import HubAuth
-from gatepost.gateway.hub.hub_service import HubService
-from gatepost.gateway.hub.hub_socket import serve_on_socket
+from gatepost.gateway.gateway_services import GatewayServices
 from gatepost.gateway.listening.bounded_http import BoundedHttpProtocol
-from gatepost.gateway.listening.connection_guard import ConnectionGuard
 from gatepost.gateway.listening.connection_pool import ConnectionPool
 from gatepost.gateway.listening.listener import ListeningServer, allow_open_files
-from gatepost.gateway.mesh.local_agents import LocalAgentHealth
-from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
-from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering
-from gatepost.gateway.peers.room_facts import collect_room_facts
 from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.room import MAX_MESSAGE_BYTES
 from gatepost.tls import own_certificate_pin
 
 log = logging.getLogger(__name__)
 
-_COMPACT_SECS = 60.0
-_SWEEP_DROP_SECS = 600.0
-_SHARE_SECS = 1.0
-_DISTRIBUTE_SECS = 30.0
-_SAVE_ACTIVITY_SECS = 60.0
 _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -81,67 +58,34 @@ async def serve_until_stopped(settings: Settings) -> None:
     listener = _bind_listener(settings)
     await wait_for_space(settings.node.state_dir)
     async with open_core(settings) as operations:
-        core = operations.core
-        access = _operator_access(core)
-        metrics = Metrics(core)
-        guard = ConnectionGuard(settings.room, core.clock)
-        peering = Peering(core, metrics, guard)
-        external = ExternalAgents(
-            operations, access, guard, peering.replica.policy, lambda: peering.replica.tls_pin
-        )
-        routes = [*peering.create_routes(), *external_agents.create_routes(external)]
-        routes.append(undelivered_api.create_router(core))
-        routes.append(mirror_api.create_router(operations))
-        routes.append(trace_api.create_router(JourneyTracer(core, peering.links)))
-        findings = Feedback(peering.publisher)
-        routes += feedback.create_routes(findings, FeedbackGuard(access, external))
-        hub = HubService(operations)
-        capabilities = CapabilityService(peering.publisher)
-        routes += capability_api.create_routes(capabilities)
-        routes.append(hub_api.create_router(HubApi(hub, HubAuth(core, access))))
-        alerts = BacklogAlerts(core, settings.alerts)
-        archiver = _create_archiver(core, peering)
-        core.health.add_check(lambda: [archiver.problem] if archiver.problem else [])
-        core.health.add_check(alerts.describe_growth)
-        metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
-        if peering.mesh is not None:
-            health = LocalAgentHealth(core, alerts.growing_mailboxes)
-            peering.mesh.watch_agents(health.find_unhealthy)
-        app = create_app(
-            operations, access, metrics, routes, peering.report.describe_peers, external
-        )
+        core, access = operations.core, _operator_access(operations.core)
+        services = GatewayServices(operations, access)
+        app = services.create_app()
         server = _create_server(core, app, access)
-        public_url = _public_url(settings, listener)
+        public_url, local_url = _public_url(settings, listener), _listener_url(settings, listener)
         await remove_orphan_blobs(core)
-        await hub.prepare()
-        run_every = core.background.run_every
+        await services.hub.prepare()
         async with (
-            _local_transports(operations),
-            run_every(_COMPACT_SECS, lambda: compact_journal(core), "compaction failed"),
-            run_every(alerts.every_secs, alerts.check_backlogs, "the check of backlogs failed"),
-            run_every(_SHARE_SECS, findings.share_when_due, "findings were not shared"),
-            run_every(_SAVE_ACTIVITY_SECS, core.save_activity, "noting active agents failed"),
-            archiver.running(),
-            peering.running(
-                public_url, _own_tls_pin(settings, public_url), _listener_url(settings, listener)
-            ),
-            serve_on_socket(app, core.state.hub_socket),
-            hub.running(_listener_url(settings, listener)),
-            run_every(_DISTRIBUTE_SECS, capabilities.distribute, "skills were not distributed"),
-            _stop_on_signals(server, operations, peering),
+            services.running(app, public_url, _own_tls_pin(settings, public_url), local_url),
+            _stop_on_signals(server, operations, services.peering),
         ):
-            await capabilities.load_own()
-            _start_listening(listener)
-            core.state.write_endpoint(_local_endpoint(core, listener))
-            log.info("node %s listens on %s", core.node.id, _listener_url(settings, listener))
-            # Objects that exist now live as long as the process, and messages make no cycles. So
-            # the garbage collector skips the former and runs rarely for the latter.
-            gc.freeze()
-            gc.set_threshold(100_000, 50, 100)
-            try:
-                await server.serve(sockets=[listener])
-            finally:
-                core.state.remove_endpoint()
+            await services.capabilities.load_own()
+            await _serve_clients(core, server, listener)
+
+
+async def _serve_clients(core: Core, server: uvicorn.Server, listener: socket.socket) -> None:
+    """Accept connections until the server stops."""
+    _start_listening(listener)
+    core.state.write_endpoint(_local_endpoint(core, listener))
+    log.info("node %s listens on %s", core.node.id, _listener_url(core.settings, listener))
+    # Objects that exist now live as long as the process, and messages make no cycles. So the
+    # garbage collector skips the former and runs rarely for the latter.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        core.state.remove_endpoint()
 
 
 def _operator_access(core: Core) -> OperatorAccess:
@@ -160,13 +104,6 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         loop.default_exception_handler(context)
 
 
-def _create_archiver(core: Core, peering: Peering) -> OutboxArchiver:
-    bounds, facts = core.bounds, lambda: collect_room_facts(peering.replica)
-    return OutboxArchiver(
-        core, read=bounds.read_through, settled=bounds.closed_through, facts=facts
-    )
-
-
 @contextlib.asynccontextmanager
 async def open_core(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Operations]:
     core = Core(settings, clock)
@@ -175,25 +112,6 @@ async def open_core(settings: Settings, clock: Clock | None = None) -> AsyncIter
         yield Operations(core)
     finally:
         await core.stop()
-
-
-@contextlib.asynccontextmanager
-async def _local_transports(operations: Operations) -> AsyncIterator[None]:
-    core, listen = operations.core, operations.core.settings.listen
-    async with contextlib.AsyncExitStack() as transports:
-        if listen.unix_socket:
-            unix = UnixSocketServer(operations, core.state.socket)
-            await unix.start()
-            transports.push_async_callback(unix.stop)
-        if listen.drop_folder:
-            drop = DropFolder(operations, core.state.drop)
-            await drop.start()
-            transports.push_async_callback(drop.stop)
-            sweeping = core.background.run_every(
-                _SWEEP_DROP_SECS, drop.sweep_answers, "removing old answers failed"
-            )
-            await transports.enter_async_context(sweeping)
-        yield
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,6 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.delivery.abuse import AbuseKind
-from gatepost.events import NodeKey
 from gatepost.gateway.mesh.mesh_report import MeshCollector, describe_mesh
 from gatepost.gateway.mesh.mesh_service import MeshService, read_term
 from gatepost.gateway.peers.room_replica import RoomReplica
@@ -24,24 +23,13 @@ from gatepost.mesh.messages import (
 )
 from gatepost.mesh.peer_states import PeerState
 from gatepost.mesh.rendezvous import merge_points
-from gatepost.room import RecordAuthor, TransportRecord, sign_admission
-from gatepost.room.signed_record import sign_record
-from gatepost.wire import Tier
+from gatepost.room import TransportRecord
 from tests.gateway.mesh.memory_transport import MemoryTransport
-from tests.room.sample_records import key, node, update
+from tests.gateway.peers.replicas import admit_member
+from tests.room.sample_records import key
 from tests.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio
-
-
-def admit(replica: RoomReplica, name: str, tier: Tier = "backbone") -> NodeKey:
-    """Another member of the room, which has no gateway."""
-    genesis, own = replica.current_room.genesis, replica.author
-    link = sign_admission(own.key, "ann", name, key(name).public, tier, 1)
-    author = RecordAuthor(key(name), (link,))
-    signed = sign_record(author, "nodes", name, 1, 1, node(author, genesis))
-    replica.current_room.apply_update(update(signed), "peer")
-    return key(name)
 
 
 def datagram(replica: RoomReplica, name: str, payload: Payload) -> bytes:
@@ -79,7 +67,7 @@ async def test_a_new_member_counts_at_once_and_a_heartbeat_makes_it_alive(
 ) -> None:
     await replica.found_room(lambda tx: None)
     await mesh._beat()
-    admit(replica, "bob")
+    admit_member(replica, "bob")
     assert mesh.peer_state("bob") is None
     beat = Heartbeat(MeshRole.STANDBY, None, (), 0, 3)
     changes = replica.changes.count
@@ -97,7 +85,7 @@ async def test_an_agent_that_its_gateway_calls_unhealthy_is_avoided(
 ) -> None:
     await replica.found_room(lambda tx: None)
     await mesh._beat()
-    admit(replica, "bob", "edge")
+    admit_member(replica, "bob", "edge")
     mesh._receive(datagram(replica, "bob", BackendUnhealthy("bo")), "127.0.0.1:8")
     assert mesh.unhealthy_agents() == {("bob", "bo")}
 
@@ -107,7 +95,7 @@ async def test_an_address_that_a_member_names_comes_into_the_descriptor(
 ) -> None:
     await replica.found_room(lambda tx: None)
     await mesh._beat()
-    admit(replica, "bob")
+    admit_member(replica, "bob")
     secs = replica.core.clock.now() // 1000
     points = IntroPoints((encode_point("wss://moved:7433"),), secs)
     mesh._receive(datagram(replica, "bob", points), "127.0.0.1:8")
@@ -137,7 +125,7 @@ async def test_an_edge_that_claims_the_lease_is_named(
 ) -> None:
     await replica.found_room(lambda tx: None)
     await mesh._beat()
-    admit(replica, "eve", "edge")
+    admit_member(replica, "eve", "edge")
     mesh._receive(datagram(replica, "eve", LeaseClaim(0, Term(9, "eve"))), "127.0.0.1:8")
     assert mesh.publisher() == "ann"
     counts = replica.core.abuse.counts()
@@ -150,7 +138,7 @@ async def test_a_gateway_that_stops_releases_its_lease_several_times(
     await replica.found_room(lambda tx: None)
     await mesh._beat()
     assert mesh.node is not None
-    admit(replica, "bob")
+    admit_member(replica, "bob")
     mesh._receive(datagram(replica, "bob", Heartbeat(MeshRole.STANDBY, None, (), 0)), "b:8")
     peer = mesh.node.coordinator.peers.find_peer("bob")
     assert peer is not None

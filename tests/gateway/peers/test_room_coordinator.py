@@ -1,6 +1,8 @@
 """One gateway coordinates the room: it sweeps, and rotates when that is worth it."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,15 +19,15 @@ from gatepost.room import (
     CoordinatorTerm,
     InviteRecord,
     KnownOwner,
-    RecordAuthor,
     SharedRoom,
+    SignedRecord,
     sign_admission,
 )
 from gatepost.room.epoch_proof import MAX_ELECTED_LEAD, make_epoch_proof
 from gatepost.room.signed_record import sign_record
 from gatepost.testing import ManualClock
 from gatepost.wire import Tier
-from tests.gateway.peers.replicas import REVIEW_SLOT, review
+from tests.gateway.peers.replicas import REVIEW_SLOT, admit_member, review
 from tests.gateway.tools import opened
 from tests.room.sample_records import (
     GENESIS,
@@ -35,7 +37,6 @@ from tests.room.sample_records import (
     coordination,
     entry,
     key,
-    node,
     proof_of,
     update,
 )
@@ -52,18 +53,46 @@ class Coordinated:
         self.replica = publisher.replica
         self.coordinator = RoomCoordinator(publisher)
 
-    def admit(self, name: str, tier: Tier = "backbone") -> RecordAuthor:
-        genesis, own = self.replica.current_room.genesis, self.replica.author
-        link = sign_admission(own.key, "ann", name, key(name).public, tier, 1)
-        author = RecordAuthor(key(name), (link,))
-        signed = sign_record(author, "nodes", name, 1, 1, node(author, genesis))
-        self.replica.current_room.apply_update(update(signed), "peer")
-        return author
-
 
 @pytest.fixture
 def coordinated(publisher: RecordPublisher) -> Coordinated:
     return Coordinated(publisher)
+
+
+class ElectedNode:
+    """Bob, whom an election made coordinator, with the mandate of the genesis ann."""
+
+    def __init__(self, replica: RoomReplica) -> None:
+        self.author = admit_member(replica, "bob")
+        genesis_claim = replica.current_room.genesis_claim()
+        assert genesis_claim is not None
+        self.mandate = CoordinatorMandate(genesis_claim.text, genesis_claim.signature)
+        self.claim = CoordinationRecord(
+            coordinator="bob",
+            term=CoordinatorTerm(counter=5, node="bob"),
+            sweep_every_seconds=60,
+            mandate=self.mandate,
+        )
+
+    def sign_claim(self, version: int = 1, **changes: Any) -> SignedRecord:
+        claim = replace(self.claim, **changes)
+        return sign_record(self.author, "coordination", "coordinator@bob", version, 1, claim)
+
+
+@pytest.fixture
+async def bob(replica: RoomReplica, publisher: RecordPublisher) -> ElectedNode:
+    """The genesis is not elected, and permits elections all the same."""
+    genesis = RoomCoordinator(publisher, lambda: None)
+    await genesis.sweep_when_due()
+    assert not genesis.is_coordinator()
+    return ElectedNode(replica)
+
+
+@pytest.fixture
+async def edge(state: Path, clock: ManualClock) -> AsyncIterator[RoomReplica]:
+    """The replica of an edge node in the room of root."""
+    async with opened(state, clock, node__id="ann") as operations:
+        yield await _enter_room_of_root(RoomReplica(operations.core), "edge")
 
 
 async def _enter_room_of_root(replica: RoomReplica, tier: Tier) -> RoomReplica:
@@ -143,115 +172,76 @@ async def test_settings_of_the_coordinator_are_published_for_all(
         assert replica.changes.count == count, "they are published once"
 
 
-async def test_nobody_follows_a_claim_beyond_the_next_epoch(
-    state: Path, clock: ManualClock
-) -> None:
-    async with opened(state, clock, node__id="ann") as operations:
-        replica = await _enter_room_of_root(RoomReplica(operations.core), "edge")
-        for version, epoch in ((1, 2**31 - 1), (2, 2)):
-            replica.current_room.apply_update(update(coordination(epoch, version)), "peer")
-            await replica.follow_epoch()
-        assert replica.current_room.epoch == 2
+async def test_nobody_follows_a_claim_beyond_the_next_epoch(edge: RoomReplica) -> None:
+    for version, epoch in ((1, 2**31 - 1), (2, 2)):
+        edge.current_room.apply_update(update(coordination(epoch, version)), "peer")
+        await edge.follow_epoch()
+    assert edge.current_room.epoch == 2
 
 
 @pytest.mark.parametrize("liar", ["mallory", "senior"])
 async def test_a_welcome_moves_nobody_to_an_epoch_that_the_coordinator_did_not_sign(
-    state: Path, clock: ManualClock, liar: str
+    edge: RoomReplica, liar: str
 ) -> None:
     tier: Tier = "edge" if liar == "mallory" else "backbone"
-    by = author(liar, tier, at=NOW + 1)
-    async with opened(state, clock, node__id="ann") as operations:
-        replica = await _enter_room_of_root(RoomReplica(operations.core), "edge")
-        far = 2**31 - 1
-        for proof in (None, proof_of(2), proof_of(far, by)):
-            with pytest.raises(Forbidden):
-                replica.check_welcome(Welcome(GENESIS, far, (), proof), by.key.public)
-        with pytest.raises(RoomViolation):
-            replica.current_room.note_epoch_proof(proof_of(far, by))
-        await replica.follow_epoch()
-        assert replica.current_room.epoch == 1
-        replica.check_welcome(Welcome(GENESIS, 3, (), proof_of(3)), by.key.public)
+    by, far = author(liar, tier, at=NOW + 1), 2**31 - 1
+    for proof in (None, proof_of(2), proof_of(far, by)):
+        with pytest.raises(Forbidden):
+            edge.check_welcome(Welcome(GENESIS, far, (), proof), by.key.public)
+    with pytest.raises(RoomViolation):
+        edge.current_room.note_epoch_proof(proof_of(far, by))
+    await edge.follow_epoch()
+    assert edge.current_room.epoch == 1
+    edge.check_welcome(Welcome(GENESIS, 3, (), proof_of(3)), by.key.public)
 
 
 @pytest.mark.parametrize(("days", "known"), [(29, True), (31, False)])
 async def test_owners_are_forgotten_by_a_gateway_that_was_away_for_longer_than_tombstones_last(
-    state: Path, clock: ManualClock, days: int, known: bool
+    edge: RoomReplica, clock: ManualClock, days: int, known: bool
 ) -> None:
-    async with opened(state, clock, node__id="ann") as operations:
-        await _enter_room_of_root(RoomReplica(operations.core), "edge")
-        clock.advance(days * _DAY_MS)
-        again = RoomReplica(operations.core)
-        await again.load_room()
-        again.current_room.owners.keep_owner("job", KnownOwner("senior", 1))
-        await again.catch_up_to(proof_of(2))
-        assert ("job" in again.current_room.owners.known) == known
+    clock.advance(days * _DAY_MS)
+    again = RoomReplica(edge.core)
+    await again.load_room()
+    again.current_room.owners.keep_owner("job", KnownOwner("senior", 1))
+    await again.catch_up_to(proof_of(2))
+    assert ("job" in again.current_room.owners.known) == known
 
 
-async def test_a_proven_epoch_is_followed_and_its_proof_kept(
-    state: Path, clock: ManualClock
-) -> None:
-    async with opened(state, clock, node__id="ann") as operations:
-        replica = await _enter_room_of_root(RoomReplica(operations.core), "edge")
-        replica.current_room.note_epoch_proof(proof_of(7))
-        await replica.follow_epoch()
-        assert replica.current_room.epoch == 7
-        again = RoomReplica(operations.core)
-        await again.load_room()
-        assert (again.current_room.epoch, again.current_room.epoch_proof) == (7, proof_of(7))
+async def test_a_proven_epoch_is_followed_and_its_proof_kept(edge: RoomReplica) -> None:
+    edge.current_room.note_epoch_proof(proof_of(7))
+    await edge.follow_epoch()
+    assert edge.current_room.epoch == 7
+    again = RoomReplica(edge.core)
+    await again.load_room()
+    assert (again.current_room.epoch, again.current_room.epoch_proof) == (7, proof_of(7))
 
 
 async def test_an_elected_node_coordinates_with_the_mandate_of_the_genesis_only(
-    replica: RoomReplica, publisher: RecordPublisher
+    replica: RoomReplica, publisher: RecordPublisher, bob: ElectedNode
 ) -> None:
-    office: Term | None = None
+    room, office = replica.current_room, None
     coordinator = RoomCoordinator(publisher, lambda: office)
-    # The genesis is not elected, and permits elections all the same.
-    await coordinator.sweep_when_due()
-    room = replica.current_room
-    genesis_claim = room.genesis_claim()
-    assert genesis_claim is not None and not coordinator.is_coordinator()
-    bob = Coordinated(publisher).admit("bob")
-    claim = CoordinationRecord(
-        coordinator="bob",
-        term=CoordinatorTerm(counter=5, node="bob"),
-        sweep_every_seconds=60,
-        mandate=CoordinatorMandate(genesis_claim.text, genesis_claim.signature),
-    )
-    slot = ("coordination", "coordinator@bob")
-    without = sign_record(bob, *slot, 1, 1, replace(claim, mandate=None))
+    without = bob.sign_claim(mandate=None)
     with pytest.raises(RoomViolation, match="mandate"):
         room.apply_update(update(without), "peer")
-    forged = CoordinatorMandate(genesis_claim.text, without.signature)
+    forged = replace(bob.mandate, signature=without.signature)
     with pytest.raises(RoomViolation, match="signed"):
-        room.apply_update(update(sign_record(bob, *slot, 1, 1, replace(claim, mandate=forged))), "")
-    room.apply_update(update(sign_record(bob, *slot, 1, 1, claim)), "peer")
-    assert coordinator.current_claim() == claim
+        room.apply_update(update(bob.sign_claim(mandate=forged)), "")
+    room.apply_update(update(bob.sign_claim()), "peer")
+    assert coordinator.current_claim() == bob.claim
     # A later term replaces it. A claim of an earlier one changes nothing.
     office = Term(6, "ann")
     await coordinator.sweep_when_due()
     assert coordinator.is_coordinator() and coordinator.current_claim().coordinator == "ann"
-    late = replace(claim, room_epoch=2)
-    room.apply_update(update(sign_record(bob, *slot, 2, 1, late)), "peer")
+    room.apply_update(update(bob.sign_claim(2, room_epoch=2)), "peer")
     await replica.follow_epoch()
     assert (coordinator.current_claim().coordinator, replica.current_room.epoch) == ("ann", 1)
 
 
 async def test_claims_of_elected_nodes_end_when_the_genesis_leaves_the_mesh(
-    replica: RoomReplica, publisher: RecordPublisher
+    replica: RoomReplica, publisher: RecordPublisher, bob: ElectedNode
 ) -> None:
-    await RoomCoordinator(publisher, lambda: None).sweep_when_due()
-    room = replica.current_room
-    genesis_claim = room.genesis_claim()
-    assert genesis_claim is not None
-    bob = Coordinated(publisher).admit("bob")
-    claim = CoordinationRecord(
-        coordinator="bob",
-        term=CoordinatorTerm(counter=5, node="bob"),
-        sweep_every_seconds=60,
-        mandate=CoordinatorMandate(genesis_claim.text, genesis_claim.signature),
-    )
-    signed = sign_record(bob, "coordination", "coordinator@bob", 1, 1, claim)
-    room.apply_update(update(signed), "peer")
+    replica.current_room.apply_update(update(bob.sign_claim()), "peer")
     alone = RoomCoordinator(publisher)
     assert alone.current_claim().coordinator == "bob"
     await alone.sweep()
@@ -259,22 +249,9 @@ async def test_claims_of_elected_nodes_end_when_the_genesis_leaves_the_mesh(
     assert (await alone.rotate()).epoch == 2
 
 
+@pytest.mark.parametrize("epoch", [2 + MAX_ELECTED_LEAD, 2**31 - 1])
 async def test_an_elected_coordinator_proves_no_epoch_far_ahead(
-    replica: RoomReplica, publisher: RecordPublisher
+    replica: RoomReplica, bob: ElectedNode, epoch: int
 ) -> None:
-    await RoomCoordinator(publisher, lambda: None).sweep_when_due()
-    room = replica.current_room
-    genesis_claim = room.genesis_claim()
-    assert genesis_claim is not None
-    bob = Coordinated(publisher).admit("bob")
-    for epoch in (2 + MAX_ELECTED_LEAD, 2**31 - 1):
-        claim = CoordinationRecord(
-            coordinator="bob",
-            term=CoordinatorTerm(counter=5, node="bob"),
-            sweep_every_seconds=60,
-            room_epoch=epoch,
-            mandate=CoordinatorMandate(genesis_claim.text, genesis_claim.signature),
-        )
-        signed = sign_record(bob, "coordination", "coordinator@bob", 1, 1, claim)
-        with pytest.raises(RoomViolation, match="too far"):
-            room.note_epoch_proof(make_epoch_proof(signed))
+    with pytest.raises(RoomViolation, match="too far"):
+        replica.current_room.note_epoch_proof(make_epoch_proof(bob.sign_claim(room_epoch=epoch)))

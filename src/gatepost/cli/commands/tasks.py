@@ -95,20 +95,28 @@ def create_task(
         agent, description = None, agent
     if description is None or (agent is None) == (not capability):
         raise usage_problem("give an agent and a description, or --capability and a description")
-    body: dict[str, Any] = {"description": description, "from_agent": from_}
-    body |= {"task_id": new_event_id(SystemClock()), "task_type": task_type}
+    body: dict[str, Any] = {"description": description, "from_agent": from_, "task_type": task_type}
     body |= {"agent_name": agent} if agent else {"required_capabilities": capability}
-    given = {"ttl_secs": ttl, "idempotency_key": idempotency_key}
-    body |= {name: value for name, value in given.items() if value is not None}
+    body |= _given_fields(ttl_secs=ttl, idempotency_key=idempotency_key)
     with options.find_gateway() as gateway:
         body |= _encode_input(gateway, input, input_file, options)
-        (task,) = gateway.post(TASKS_PATH, body, CliTaskList).tasks
-        if not wait:
-            output.print_result(
-                options, task, lambda: output.print_line(f"{task.id} {task.status}")
-            )
-            return ExitCode.OK
-        return _finish(gateway, task, timeout, options)
+        task = _post_task(gateway, body)
+        if wait:
+            return _finish(gateway, task, timeout, options)
+    output.print_result(options, task, lambda: output.print_line(f"{task.id} {task.status}"))
+    return ExitCode.OK
+
+
+def _given_fields(**options: object) -> dict[str, Any]:
+    """An option that was not given is left out of the request."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _post_task(gateway: CliGateway, body: dict[str, Any]) -> TaskView:
+    """The id is chosen here, so that a repeated request creates no second task."""
+    request = body | {"task_id": new_event_id(SystemClock())}
+    (task,) = gateway.post(TASKS_PATH, request, CliTaskList).tasks
+    return task
 
 
 def _encode_input(

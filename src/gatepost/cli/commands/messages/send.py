@@ -2,11 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway
@@ -24,6 +24,8 @@ from gatepost.cli.problems import LOST_ANSWER_CODE, CommandProblem, ExitCode, us
 from gatepost.clock import SystemClock
 from gatepost.events import Order, check_agent_id, new_event_id
 from gatepost.wire import NewSend, Sent, WaitGoal
+
+T = TypeVar("T")
 
 
 def send_message(
@@ -101,28 +103,21 @@ def send_message(
     message = NewSend(
         from_agent=check_agent_id(from_),
         event_id=new_event_id(SystemClock()),
-        idempotency_key=UNSET if idempotency_key is None else idempotency_key,
+        idempotency_key=_unless_none(idempotency_key),
         not_before=UNSET if not_before is None else parse_moment(not_before, time.time()),
-        order=UNSET if order is None else order,
-        max_retries=UNSET if max_retries is None else max_retries,
-        ttl_secs=UNSET if ttl is None else ttl,
+        order=_unless_none(order),
+        max_retries=_unless_none(max_retries),
+        ttl_secs=_unless_none(ttl),
         replies="caller" if wait == "processed" else "mailbox",
     )
     _set_receivers(message, [*([to] if to else []), *(more or [])], broadcast)
     with options.find_gateway() as gateway:
         if file is None:
-            _attach_payload(
-                gateway,
-                message,
-                encode_payload_argument(payload or "", is_json=json_payload),
-                options,
-            )
+            encoded = encode_payload_argument(payload or "", is_json=json_payload)
+            _attach_payload(gateway, message, encoded, options)
         else:
             message.payload_ref = upload_file(gateway, file, options)
-        sent = _post_message(gateway, message)
-        if wait is not None:
-            sent = wait_until_reached(gateway, sent, wait, time.monotonic() + timeout)
-        load_replies(gateway, sent)
+        sent = _send_and_wait(gateway, message, wait, timeout)
     output.print_result(options, sent, lambda: print_sent(sent))
     for copy in sent.copies or [sent]:
         check_outcome(copy, wait, timeout)
@@ -159,6 +154,21 @@ def _attach_payload(
         message.payload = Raw(payload)
     else:
         message.payload_ref = upload_payload(gateway, payload, options)
+
+
+def _unless_none(value: T | None) -> T | UnsetType:
+    """An option that was not given is left out of the request."""
+    return UNSET if value is None else value
+
+
+def _send_and_wait(
+    gateway: CliGateway, message: NewSend, wait: WaitGoal | None, timeout: float
+) -> Sent:
+    sent = _post_message(gateway, message)
+    if wait is not None:
+        sent = wait_until_reached(gateway, sent, wait, time.monotonic() + timeout)
+    load_replies(gateway, sent)
+    return sent
 
 
 def _post_message(gateway: CliGateway, message: NewSend) -> Sent:
