@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -132,14 +134,23 @@ def test_a_long_poll_broken_off_by_a_stop_costs_its_mail_nothing(
 
 
 def test_interrupting_it_ends_it_cleanly_too(start: Callable[..., GatewayProcess]) -> None:
-    import os
-
     gateway = start()
     os.kill(gateway.pid, signal.SIGINT)
     assert gateway._reap() == 0
     assert not (gateway.state_dir / "endpoint.json").exists()
 
 
+@pytest.fixture
+def process_settings() -> Iterator[None]:
+    """A gateway changes settings of its whole process; this process gets its own back."""
+    mask, interval = os.umask(0o022), sys.getswitchinterval()
+    os.umask(mask)
+    yield
+    os.umask(mask)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("process_settings")
 def test_a_port_in_use_is_explained_before_anything_is_opened(state: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
