@@ -418,7 +418,8 @@ AnyAnswer = (
 class EventInfo(Struct, frozen=True, omit_defaults=True):
     """The event behind mail that came through `send`.
 
-    `origin_event_id` is the event that its sender emitted, if this one was forwarded in its stead.
+    `origin_event_id` is the event that its sender emitted, if this one was forwarded in its stead;
+    `origin_node` is that event's gateway, if it is neither this one nor `source_node`.
     """
 
     event_id: str
@@ -431,6 +432,7 @@ class EventInfo(Struct, frozen=True, omit_defaults=True):
     source_node: str | None = None
     priority: int = 0
     origin_event_id: str | None = None
+    origin_node: str | None = None
     order: Order | None = None
     not_before: int | None = None
     max_retries: int | None = None

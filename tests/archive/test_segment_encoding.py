@@ -170,6 +170,15 @@ def test_tasks(harness: ArchiveHarness) -> None:
     assert {name: row[name] for name in expected} == expected
 
 
+def test_mail_forwarded_for_another_gateway_is_outside_the_order_of_its_pair(
+    harness: ArchiveHarness,
+) -> None:
+    origin = harness.ids.next_id()
+    own = _row(harness, pair_seq=2, origin_event_id=origin)
+    foreign = _row(harness, pair_seq=2, origin_event_id=origin, origin_node_id="node-3")
+    assert (own["pair_seq"], foreign["pair_seq"]) == (2, 0)
+
+
 def test_bodies_are_kept_only_if_wanted(harness: ArchiveHarness) -> None:
     harness.groups(2)
     harness.archive_segments(harness.archive(rows=1, bodies=False))

@@ -420,6 +420,50 @@ def test_mail_may_go_back_and_forth_any_number_of_times(world: World, a: Box, b:
     assert {a.status(sent).state for sent in ids} == {"processed"}
 
 
+def test_two_gateways_that_forward_mail_of_each_other_do_not_wait_for_each_other(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    """Sender and receiver move: a forwards mail of b, and b forwards earlier mail of a."""
+    b.dispatcher.policy = replace(b.dispatcher.policy, max_retries=1, base_backoff=0)
+    first = a.send("job", "of a")
+    world.flow()
+    (in_hand,) = b.take()
+    world.moves("a")
+    world.moves("b", "al")
+    second = b.send("job", "of b")
+    world.flow()
+    world.moves("c")
+    b.nack(in_hand)
+    world.settle()
+    world.flow()
+    done: list[Any] = []
+    while mail := c.take():
+        done += payloads(mail)
+        c.ack(*mail)
+        world.flow()
+    assert sorted(done) == ["of a", "of b"]
+    assert (a.status(first).outcome, b.status(second).outcome) == ("ok", "ok")
+
+
+def test_forwarded_mail_is_numbered_by_its_origin(world: World, a: Box, b: Box, c: Box) -> None:
+    a.send("job", "of a")
+    b.send("job", "of b")
+    b.send("job", "of b", sender="bo")
+    world.flow()
+    world.moves("c")
+    numbers = {(e.source_agent_id, e.origin_node_id, e.pair_seq) for e in b.events()}
+    assert ("al", "a", 1) in numbers
+    assert {each for each in numbers if each[1] is None} == {("al", None, 1), ("bo", None, 1)}
+    keys = c.run(lambda tx: tx.fetch_all("SELECT source, sender, origin_node FROM inbox_pair"))
+    assert sorted(keys) == [("b", "al", ""), ("b", "al", "a"), ("b", "bo", "")]
+    world.moves("a")
+    (came_back,) = [e for e in c.events() if e.origin_node_id == "a"]
+    assert came_back.to_node_id == "a"
+    world.moves("b")
+    (own,) = [e for e in a.events() if e.origin_event_id is not None and e.origin_node_id is None]
+    assert (own.source_agent_id, own.pair_seq) == ("al", 1), "it has its first number again"
+
+
 def test_delayed_mail_goes_away_and_back_behind_the_mail_before_it(
     world: World, a: Box, b: Box
 ) -> None:

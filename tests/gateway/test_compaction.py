@@ -161,8 +161,8 @@ async def test_a_blob_of_what_is_not_accepted_yet_stays(state: Path, clock: Manu
     async with opened(state, clock) as operations:
         digest = (await operations.core.keep_payload([b"x"])).digest
         body = b'{"payloadRef":{"digest":"' + digest.encode() + b'"}}'
-        held = ("far", "al", "bob", 1, b"e" * 16, "order", None, body)
-        insert = "INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        held = ("far", "al", "bob", "", 1, b"e" * 16, "order", None, body)
+        insert = "INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         await operations.core.commit(lambda tx: tx.execute(insert, held))
         clock.advance(2 * HOUR)
         await compact_journal(operations.core)

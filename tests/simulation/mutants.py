@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gatepost.delivery import routes
 from gatepost.delivery.decisions import Decision, Decisions, GiveUpDelivery, ReceiptArrived
+from gatepost.delivery.forwarding import MailForwarder
 from gatepost.delivery.receiver import inbox_table
 from gatepost.delivery.receiver.accepting import EventAcceptor
 from gatepost.delivery.receiver.cursors import OutboxCursor
@@ -144,7 +145,7 @@ def accepted_work_rerouted() -> Iterator[None]:
         _sql(rerouting, "_SELECT_ACCEPTED_OF_PAIR", "WHERE", "WHERE 0 AND"),
         _sql(rerouting, "_SELECT_UNACCEPTED_OF_PAIR", moves, more),
         _sql(rerouting, "_SELECT_WAITING_ROUTES", moves, more),
-        _sql(rerouting, "_SELECT_WAITING_SENDERS", moves, more),
+        _sql(rerouting, "_SELECT_WAITING_PAIRS", moves, more),
         _sql(rerouting, "_REROUTE", moves, more),
     ):
         yield
@@ -236,6 +237,16 @@ def returned_mail_renumbered() -> Mutant:
     return patch.object(DeliveryTable, "find_numbered", lambda self, tx, out: None)
 
 
+def origin_forgotten() -> Mutant:
+    """A gateway numbers the mail that it forwards together with its own mail."""
+    return patch.object(MailForwarder, "_origin_of", lambda self, info: "")
+
+
+def forwarded_mail_overtaken() -> Mutant:
+    """A gateway does not wait for mail that it forwarded, which may come back."""
+    return patch.object(Receiver, "reopen_number", lambda self, tx, forward: None)
+
+
 def pairs_unclosed_after_restore() -> Mutant:
     """A restored owner is not told which numbers it has forgotten."""
     return _sql(recovery, "_SELECT_PAIRS_AT", "WHERE", "WHERE 0 AND")
@@ -302,6 +313,8 @@ MUTANTS: dict[str, Callable[[], Mutant]] = {
         chain_broken,
         expired_without_a_word,
         returned_mail_renumbered,
+        origin_forgotten,
+        forwarded_mail_overtaken,
         pairs_unclosed_after_restore,
         revoked_owner_waited_for,
     )

@@ -8,6 +8,10 @@ from tests.simulation.catching import assert_mutant_is_caught
 from tests.simulation.mutants import MUTANTS
 
 SHAPE = RunShape(messages=200)
+# Few gateways, so that sender and receiver of a pair both move while mail is under way.
+ROUND_TRIPS = RunShape(
+    nodes=3, messages=60, agents=6, faults=10, over_ms=30_000, kinds=["round_trip"]
+)
 SEEDS = 50
 # The first seed that catches a mutant, where that is not the very first. Only for speed.
 LIKELY = {
@@ -21,11 +25,17 @@ LIKELY = {
     "pair_never_closed": 5,
     "moved_pair_not_held": 2,
     "returned_mail_renumbered": 7,
+    "origin_forgotten": 1,
+    "forwarded_mail_overtaken": 5,
     "pairs_unclosed_after_restore": 6,
     "revoked_owner_waited_for": 7,
 }
 # Among all kinds of faults, agents that go away and come back are too rare.
-SHAPES = {"returned_mail_renumbered": replace(SHAPE, kinds=["round_trip", "crash"])}
+SHAPES = {
+    "returned_mail_renumbered": replace(SHAPE, kinds=["round_trip", "crash"]),
+    "forwarded_mail_overtaken": ROUND_TRIPS,
+    "origin_forgotten": ROUND_TRIPS,
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)

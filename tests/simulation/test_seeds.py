@@ -25,6 +25,18 @@ def test_every_message_ends_once(first: int) -> None:
         assert result.verdict.counts.processed > result.verdict.counts.dead_lettered
 
 
+# Few gateways and agents, so that sender and receiver of a pair both move while mail is under way.
+ROUND_TRIPS = RunShape(
+    nodes=3, messages=60, agents=6, faults=10, over_ms=30_000, kinds=["round_trip"]
+)
+
+
+def test_gateways_that_forward_mail_of_each_other_do_not_wait_for_each_other() -> None:
+    for seed in range(1, choose(4, 200)):
+        result = simulate(seed, ROUND_TRIPS)
+        assert result.verdict.ok, f"replay it: {ROUND_TRIPS.replay_command(seed)}\n{result.verdict}"
+
+
 # Fewer messages, for they are under test above.
 TASK_SHAPE = RunShape(messages=choose(20, 100), tasks=choose(40, 200))
 TASK_SEEDS = choose(3, 500)

@@ -96,6 +96,7 @@ class _ArchivedEvent(Struct, rename="camel", gc=False):
     prev_seq_to: int = 0
     corr_id: str | None = None
     causation_id: str | None = None
+    origin_node_id: str | None = None
     expires_at: int | None = None
     attempt: int = 1
     priority: int = 0
@@ -158,11 +159,13 @@ _TRACE_COLUMNS |= {
     "policy_version": lambda t: None if t.policy_version is None else str(t.policy_version)
 }
 _BLOB_COLUMNS = _renamed_columns(blob_digest="digest", blob_size="size")
-_ENVELOPE_COLUMNS = _same_name_columns(
-    "kind", "pair_seq", "pair_base", "prev_seq_to", "corr_id", "created_at"
-)
+_ENVELOPE_COLUMNS = _same_name_columns("kind", "pair_base", "prev_seq_to", "corr_id", "created_at")
 _ENVELOPE_COLUMNS |= _same_name_columns("expires_at", "attempt", "priority")
-_ENVELOPE_COLUMNS |= {"offer": lambda event: event.offer > 0}
+_ENVELOPE_COLUMNS |= {
+    "offer": lambda event: event.offer > 0,
+    # Mail that is forwarded for another gateway has an order of its own.
+    "pair_seq": lambda event: 0 if event.origin_node_id else event.pair_seq,
+}
 _ENVELOPE_COLUMNS |= _renamed_columns(
     source_agent="source_agent_id", to_node="to_node_id", to_agent="to_agent_id"
 )

@@ -8,8 +8,8 @@ data, so a test can compare it.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gatepost.delivery.outgoing import OutgoingEvent, TurnReply
-from gatepost.delivery.sender.delivery_table import OpenDelivery, SenderPair
+from gatepost.delivery.outgoing import OutgoingEvent, SenderPair, TurnReply
+from gatepost.delivery.sender.delivery_table import OpenDelivery
 from gatepost.events import Envelope, Receipt, Signal
 from gatepost.journal.outbox import EventDraft
 from gatepost.routing import Route

@@ -107,7 +107,7 @@ class MailForwarder:
             return
         source = info.source_node or self._node.id
         ids = (parse_event_id(event.event_id), source, parse_event_id(info.event_id))
-        tx.execute(_RECORD_FORWARD, (*ids, *event.pair, msgspec.json.encode(info), tx.now))
+        tx.execute(_RECORD_FORWARD, (*ids, *event.agents, msgspec.json.encode(info), tx.now))
         self._has_open = True
 
     def fail_forward(self, tx: Tx, forward: ForwardMail, error: GatepostError) -> Decisions:
@@ -115,7 +115,7 @@ class MailForwarder:
         self._incidents.raise_(tx, "forward_failed", forward.msg_id, error.message)
         if forward.info is None:
             return NOTHING
-        return (TurnEnded(forward.info, *forward.event.pair, "dead_letter", error.message),)
+        return (TurnEnded(forward.info, *forward.event.agents, "dead_letter", error.message),)
 
     def end_forward(self, tx: Tx, ended: DeliveryEnded) -> Decisions:
         """If the delivery that ended stood for another event, that one's turn has ended too."""
@@ -172,7 +172,13 @@ class MailForwarder:
             out.ref_event_id, out.traceparent = info.ref_event_id, info.traceparent
             out.causation_id, out.priority = info.event_id, info.priority
             out.origin_event_id = info.origin_event_id or info.event_id
+            out.origin_node = self._origin_of(info)
         return out
+
+    def _origin_of(self, info: EventInfo) -> str:
+        """The gateway that numbered the mail first; empty if it is this one."""
+        origin = info.origin_node or info.source_node or self._node.id
+        return "" if origin == self._node.id else origin
 
     def _has_open_forwards(self, tx: Tx) -> bool:
         if self._has_open is None:

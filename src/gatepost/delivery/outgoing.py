@@ -16,10 +16,22 @@ class TurnReply(NamedTuple):
     digest: str | None = None
 
 
+class SenderPair(NamedTuple):
+    """A pair as its sender numbers it: one sequence of numbers for each origin.
+
+    `origin_node` is the node for which this gateway forwards mail; empty for mail of its own.
+    """
+
+    from_agent: str
+    to_agent: str
+    origin_node: str = ""
+
+
 class OutgoingEvent(Struct):
     """One event for one agent.
 
-    `origin_event_id` is the event that its sender emitted, if this one is forwarded in its stead.
+    `origin_event_id` is the event that its sender emitted, if this one is forwarded in its stead;
+    `origin_node` is the gateway of that event, unless it is this one.
     """
 
     event_id: str
@@ -37,6 +49,7 @@ class OutgoingEvent(Struct):
     fingerprint: bytes | None = None
     priority: int | None = None
     origin_event_id: str | None = None
+    origin_node: str = ""
     order: Order | None = None
     not_before: int | None = None
     max_retries: int | None = None
@@ -55,5 +68,10 @@ class OutgoingEvent(Struct):
         return self.due_at(now) + default_ttl if self.ttl is None else now + self.ttl
 
     @property
-    def pair(self) -> tuple[str, str]:
+    def pair(self) -> SenderPair:
+        return SenderPair(self.from_agent, self.to_agent, self.origin_node)
+
+    @property
+    def agents(self) -> tuple[str, str]:
+        """(sender, receiver)"""
         return self.from_agent, self.to_agent

@@ -74,8 +74,10 @@ class Envelope(
     no number. By the clock of its owner, the event is not engaged before `not_before`.
     `prev_seq_to` 0 means that no earlier event of this outbox was for the same recipient. If
     `offer` is not 0, the sender has to confirm the acceptance; the number tells the offers of one
-    event apart. The struct forbids unknown fields so that the codec notices older field names;
-    `codec.decode_event` still ignores unknown fields.
+    event apart. Forwarded mail names the first event of its message in `origin_event_id`, and
+    in `origin_node_id` the gateway of that event, unless it is the source: a source numbers a pair
+    for each origin anew. The struct forbids unknown fields so that the codec notices older field
+    names; `codec.decode_event` still ignores unknown fields.
     """
 
     event_id: EventId
@@ -92,6 +94,7 @@ class Envelope(
     ref_event_id: EventId | None = None
     causation_id: EventId | None = None
     origin_event_id: EventId | None = None
+    origin_node_id: NodeId | None = None
     created_at: EpochMs
     expires_at: EpochMs | None = None
     attempt: NonNegativeInt = 1
@@ -168,7 +171,8 @@ class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
 
     `confirm` lets the receiver engage an offer it accepted, and `withdraw` takes an offer back;
     both refer to the event. `pair_closed` says that all events of the pair `from_agent` to
-    `to_agent` up to and including pair number `through` are closed, on every gateway.
+    `to_agent` up to and including pair number `through` are closed, on every gateway; with
+    `origin_node_id`, those that were forwarded for that node.
     `status_request` asks for the receipts again; `expire` does too, and takes the event back while
     it is held. `held` says that the receiver has the event it refers to and cannot accept it yet,
     for `reason`. `restored` says that the journal of the sender was restored: it is the incarnation
@@ -183,6 +187,7 @@ class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     pair_seq: NonNegativeInt = 0
     from_agent: AgentId | None = None
     to_agent: AgentId | None = None
+    origin_node_id: NodeId | None = None
     through: NonNegativeInt = 0
     text: Label | None = None
     incarnation: Label | None = None

@@ -365,7 +365,7 @@ class ExecutedTasks:
         if task is None or info is None:
             return NOTHING
         if task.state is not TaskState.PENDING:
-            return (TurnEnded(info, *forward.event.pair, "ok"),)
+            return (TurnEnded(info, *forward.event.agents, "ok"),)
         tx.execute(_HAND_OVER, (forward.route.node, parse_event_id(task.id)))
         forward.event.task = msgspec.json.decode(task.info, type=TaskInfo)
         return NOTHING

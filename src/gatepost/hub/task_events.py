@@ -36,7 +36,7 @@ class TaskEvents:
         """Send tasks to the mailboxes or gateways of their agents, those of each pair together."""
         pairs: dict[tuple[str, str], list[OutgoingEvent]] = {}
         for out in events:
-            pairs.setdefault(out.pair, []).append(out)
+            pairs.setdefault(out.agents, []).append(out)
         for (_, to_agent), together in pairs.items():
             route = self._core.routes.find_route(tx, to_agent)
             self._core.routes.require_member(route)

@@ -60,6 +60,7 @@ class EventDraft(Struct, frozen=True, kw_only=True):
     ref_event_id: str | None = None
     causation_id: str | None = None
     origin_event_id: str | None = None
+    origin_node_id: str | None = None
     expires_at: int | None = None
     attempt: int = 1
     priority: int = 0
@@ -212,6 +213,7 @@ class Outbox:
             ref_event_id=draft.ref_event_id,
             causation_id=draft.causation_id,
             origin_event_id=draft.origin_event_id,
+            origin_node_id=draft.origin_node_id,
             created_at=tx.now,
             expires_at=draft.expires_at,
             attempt=draft.attempt,

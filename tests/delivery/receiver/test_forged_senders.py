@@ -3,7 +3,7 @@
 import pytest
 
 from gatepost.delivery.receiver.acceptance import SENDER_GRACE_MS
-from gatepost.events import EventKind, Receipt, decode_payload
+from gatepost.events import DeadLetterNotice, EventKind, Receipt, Signal, decode_payload
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory, RoutingRule
 from tests.delivery.forger import Forger
 from tests.delivery.mesh import Gate, Mesh
@@ -113,6 +113,39 @@ def test_mail_that_moves_with_its_receiver_may_be_anybodys(mesh: Mesh) -> None:
     sent = Forger(c).emit(b, source_agent_id="A", origin_event_id=origin, causation_id=origin)
     mesh.flow()
     assert b.mail() == [sent]
+
+
+def test_only_forwarded_mail_has_an_origin(mesh: Mesh) -> None:
+    b, c = mesh["b"], mesh["c"]
+    Forger(c).emit(b, source_agent_id="nobody-s", origin_node_id="a")
+    wait_out_grace(mesh)
+    assert (b.mail(), refusals(b, "c")) == ([], ["forged_sender"])
+
+
+def test_a_false_origin_disturbs_the_order_of_nobody_else(mesh: Mesh) -> None:
+    """c claims to forward mail of a, and leaves a gap, closes numbers and gives one up."""
+    a, b, c = mesh["a"], mesh["b"], mesh["c"]
+    see_homes(mesh, B=AgentHome("b", former=("c",)))
+    claim = {"source_agent_id": "A", "origin_node_id": "a"}
+    origin = c.node.event_ids.next_id()
+    closed = Signal(
+        signal="pair_closed", from_agent="A", to_agent="B", origin_node_id="a", through=9
+    )
+    letter = DeadLetterNotice(reason="expired", pair_seq=12)
+    Forger(c).emit_many(
+        b,
+        [
+            claim | {"kind": EventKind.SIGNAL, "content": closed},
+            claim | {"pair_seq": 11, "origin_event_id": origin},
+            claim | {"kind": EventKind.DEAD_LETTER, "content": letter, "ref_event_id": origin},
+        ],
+    )
+    mesh.flow()
+    honest = [a.send(b).event_id for _ in range(3)]
+    mesh.flow()
+    assert b.mail() == honest
+    pairs = "SELECT source, origin_node, next FROM inbox_pair ORDER BY source"
+    assert b.rows(pairs) == [("a", "", 4), ("c", "a", 10)]
 
 
 def test_a_fallback_may_speak_for_the_agent_it_stands_in_for(mesh: Mesh) -> None:

@@ -9,7 +9,7 @@ from gatepost.delivery.receiver.held_events import (
     pairs_held_for_capacity,
     wanted_blobs,
 )
-from gatepost.delivery.receiver.inbox_pairs import InboxPair
+from gatepost.delivery.receiver.inbox_pairs import InboxPair, PairKey
 from gatepost.delivery.receiver.inbox_states import InboxState
 from gatepost.delivery.receiver.inbox_table import InboxTable
 from gatepost.events import (
@@ -24,7 +24,7 @@ from gatepost.journal import Tx, open_memory_journal
 from gatepost.testing import ManualClock
 
 IDS = EventIdGenerator(ManualClock())
-KEY = ("a", "al", "bob")
+KEY = PairKey("a", "al", "bob")
 DIGEST = "sha256:" + "a" * 64
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gatepost.delivery.receiver.inbox_pairs import InboxPair, InboxPairs, pair_incarnation
+from gatepost.delivery.receiver.inbox_pairs import InboxPair, InboxPairs, PairKey, pair_incarnation
 from gatepost.journal import Tx, open_memory_journal
 
-KEY = ("a", "al", "bob")
+KEY = PairKey("a", "al", "bob")
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def test_an_unknown_pair_begins_with_one(tx: Tx) -> None:
 
 def test_only_pairs_that_changed_are_saved(tx: Tx) -> None:
     pairs = InboxPairs(tx, "a-1")
-    pairs.load_pair(("a", "al", "idle"))
+    pairs.load_pair(PairKey("a", "al", "idle"))
     pairs.load_pair(KEY).advance_to(4)
     pairs.save_changed()
     assert tx.fetch_all("SELECT mailbox, next FROM inbox_pair") == [("bob", 4)]
     assert pair_incarnation(tx, KEY) == "a-1"
-    assert pair_incarnation(tx, ("a", "al", "idle")) == ""
+    assert pair_incarnation(tx, PairKey("a", "al", "idle")) == ""
 
 
 def test_a_pair_goes_forward_and_back(tx: Tx) -> None:

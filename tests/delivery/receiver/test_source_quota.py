@@ -172,6 +172,19 @@ def test_pairs_of_agents_are_limited(mesh: Mesh) -> None:
     assert told(b, "c") == ["held quota"] * 20
 
 
+def test_origins_count_as_pairs_of_the_source_that_names_them(mesh: Mesh) -> None:
+    b, c = mesh["b"], mesh["c"]
+    origin = c.node.event_ids.next_id()
+    named = [
+        {"source_agent_id": "y", "origin_node_id": f"n{n}", "origin_event_id": origin}
+        for n in range(20)
+    ]
+    Forger(c).emit_many(b, [{"pair_seq": 1, **each} for each in named])
+    mesh.flow()
+    assert b.value("SELECT count(*) FROM inbox_pair") == 4
+    assert sorted(told(b, "c")) == ["accepted"] * 4 + ["held quota"] * 16
+
+
 def test_an_honest_source_beyond_its_quota_loses_nothing(mesh: Mesh) -> None:
     """Its messages wait at their sender, and are accepted in order once there is capacity."""
     a, b = mesh["a"], mesh["b"]

@@ -1,6 +1,7 @@
 """Giving up a delivery: dead letter, incident, and the payload kept for a replay."""
 
 from gatepost.delivery.decisions import DeliveryEnded, GiveUpDelivery
+from gatepost.delivery.outgoing import SenderPair
 from gatepost.events import EventKind
 from tests.delivery.mesh import Gate, Mesh
 from tests.delivery.sender.tools import letters
@@ -11,7 +12,9 @@ def test_a_delivery_that_is_given_up_ends_and_keeps_its_payload(a: Gate, b: Gate
     found = a.do(lambda tx: a.core.sender.deliveries.find(tx, id))
     decision = GiveUpDelivery(found, "exhausted", "b never answered", "refused: full")
     decisions = a.do(lambda tx: a.core.sender.giving_up.give_up_delivery(tx, decision))
-    ended = DeliveryEnded(id, ("A", "B"), "dead_letter", "exhausted", "mailbox", "message", None)
+    ended = DeliveryEnded(
+        id, SenderPair("A", "B"), "dead_letter", "exhausted", "mailbox", "message", None
+    )
     assert list(decisions) == [ended]
     (letter,) = letters(a)
     assert (letter.reason, letter.detail, letter.pair_seq) == ("exhausted", "b never answered", 1)

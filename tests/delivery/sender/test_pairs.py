@@ -2,10 +2,11 @@
 
 import pytest
 
+from gatepost.delivery.outgoing import SenderPair
 from gatepost.delivery.sender.pairs import SenderPairs
 from gatepost.journal import Tx, open_memory_journal
 
-PAIR = ("ann", "bob")
+PAIR = SenderPair("ann", "bob")
 _OPEN = """
 INSERT INTO delivery (event_id, from_agent, to_agent, corr_id, state, emitted_at, replies_to,
     node, pair_seq) VALUES (?, 'ann', 'bob', 'c', 'emitted', 0, 'caller', ?, ?)

@@ -1,6 +1,7 @@
 """Receipts count only from the right node; a late one amends the dead letter."""
 
 from gatepost.delivery.decisions import PairMoved, ReceiptArrived
+from gatepost.delivery.outgoing import SenderPair
 from gatepost.events import Receipt
 from tests.delivery.mesh import Gate, Mesh
 from tests.delivery.sender.tools import online, signals, wait
@@ -57,5 +58,5 @@ def test_later_messages_of_a_pair_do_not_wait_for_a_reply_that_is_under_way(
     decisions = a.do(
         lambda tx: a.core.sender.receipts.apply_receipt(tx, ReceiptArrived("b", sent, receipt))
     )
-    assert PairMoved(("A", "B")) in decisions
+    assert PairMoved(SenderPair("A", "B")) in decisions
     assert a.rows("SELECT state, pair_seq FROM delivery") == [("accepted", 0)]

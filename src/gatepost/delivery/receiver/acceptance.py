@@ -102,6 +102,8 @@ class AcceptanceCheck:
 
     def _comes_from_its_agent(self, envelope: Envelope) -> bool:
         is_forwarded = envelope.origin_event_id is not None
+        if envelope.origin_node_id is not None and not is_forwarded:
+            return False
         key = (envelope.source_agent_id, envelope.to_agent_id or "", is_forwarded)
         if key not in self._may_send:
             self._may_send[key] = self._parts.routes.may_send(

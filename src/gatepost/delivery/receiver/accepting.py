@@ -12,7 +12,7 @@ from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, KEPT
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, TurnReply
 from gatepost.delivery.receiver.acceptance import AcceptanceCheck, ReceiverParts
 from gatepost.delivery.receiver.inbox_states import InboxInput
-from gatepost.delivery.receiver.inbox_table import InboxTable
+from gatepost.delivery.receiver.inbox_table import InboxTable, origin_of
 from gatepost.errors import EncryptionError, GatepostError, PayloadTooLarge
 from gatepost.events import (
     EncryptedPayload,
@@ -195,6 +195,7 @@ class EventAcceptor:
             self._source,
             envelope.priority,
             envelope.origin_event_id,
+            origin_of(envelope) or None,
             envelope.order,
             envelope.not_before,
             envelope.max_retries,

@@ -20,13 +20,15 @@ from gatepost.journal.transaction import Tx
 
 FORWARDED = "forwarded"
 
-_OF_PAIR = "source = ? AND sender = ? AND mailbox = ?"
+_OF_PAIR = "source = ? AND sender = ? AND mailbox = ? AND origin_node = ?"
 _HOLD = """
-INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, event_id, why, digest, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT OR IGNORE INTO held (source, sender, mailbox, origin_node, pair_seq, event_id, why, digest,
+    body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _HOLD_NUMBER = """
-INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, why) VALUES (?, ?, ?, ?, ?)
+INSERT OR IGNORE INTO held (source, sender, mailbox, origin_node, pair_seq, why)
+VALUES (?, ?, ?, ?, ?, ?)
 """
 _REMOVE_FORWARDED = f"DELETE FROM held WHERE {_OF_PAIR} AND pair_seq = ? AND why = 'forwarded'"
 _IS_NUMBERED = f"pair_seq > {-1 - MAX_JSON_INT}"
@@ -62,21 +64,26 @@ _SELECT_BODY = "SELECT body FROM held WHERE source = ? AND event_id = ?"
 _RENEW_BODY = "UPDATE held SET body = ? WHERE source = ? AND event_id = ?"
 _SELECT_REASON = "SELECT why, digest FROM held WHERE source = ? AND event_id = ?"
 _SELECT_FULL = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
-_SELECT_SUSPECT_PAIRS = "SELECT DISTINCT source, sender, mailbox FROM held WHERE why = 'sender'"
+_SELECT_SUSPECT_PAIRS = """
+SELECT DISTINCT source, sender, mailbox, origin_node FROM held WHERE why = 'sender'
+"""
 _SELECT_SUSPECT_SINCE = """
 SELECT min(i.at) FROM held h JOIN inbox i ON i.source = h.source AND i.event_id = h.event_id
 WHERE h.why = 'sender'
 """
 _SELECT_HELD_FOR_CAPACITY = """
-SELECT DISTINCT source, sender FROM held WHERE why = 'full' AND mailbox = ?
+SELECT DISTINCT source, sender, mailbox, origin_node FROM held
+WHERE why = 'full' AND mailbox = ?
 """
-_SELECT_HELD_FOR_BLOB = "SELECT source, sender, mailbox, body FROM held WHERE digest = ?"
+_SELECT_HELD_FOR_BLOB = """
+SELECT source, sender, mailbox, origin_node, body FROM held WHERE digest = ?
+"""
 _SELECT_WANTED_BLOBS = """
 SELECT digest, source FROM held WHERE digest IS NOT NULL
 UNION
 SELECT digest, source FROM task_blob
 """
-_SELECT_PAIRS = "SELECT source, sender, mailbox FROM inbox_pair WHERE held > 0"
+_SELECT_PAIRS = "SELECT source, sender, mailbox, origin_node FROM inbox_pair WHERE held > 0"
 _MAKE_GONE = """
 UPDATE held SET event_id = NULL, digest = NULL, body = NULL, why = 'gone'
 WHERE event_id IS NOT NULL
@@ -146,7 +153,7 @@ class SuspectEvents:
     def take_pairs(self, tx: Tx) -> list[PairKey]:
         """The pairs to look at again."""
         self._is_known = False
-        return [(row[0], row[1], row[2]) for row in tx.fetch_all(_SELECT_SUSPECT_PAIRS)]
+        return [PairKey(*row) for row in tx.fetch_all(_SELECT_SUSPECT_PAIRS)]
 
     def rolled_back(self) -> None:
         self._is_known = False
@@ -227,7 +234,7 @@ class HeldEvents:
 
     def _note_reason(self, key: PairKey, why: str) -> None:
         if why == "full":
-            self._full.add(key[2])
+            self._full.add(key.mailbox)
         elif why == "sender":
             self._suspects.add(self._tx.now)
 
@@ -282,14 +289,12 @@ def _missing_digest(envelope: Envelope, why: str) -> str | None:
 
 def pairs_held_for_capacity(tx: Tx, mailbox: str) -> list[PairKey]:
     """The pairs with an event that waits until this mailbox has capacity again."""
-    return [
-        (row[0], row[1], mailbox) for row in tx.fetch_all(_SELECT_HELD_FOR_CAPACITY, (mailbox,))
-    ]
+    return [PairKey(*row) for row in tx.fetch_all(_SELECT_HELD_FOR_CAPACITY, (mailbox,))]
 
 
 def events_held_for_blob(tx: Tx, digest: str) -> list[tuple[PairKey, Envelope]]:
     rows = tx.fetch_all(_SELECT_HELD_FOR_BLOB, (digest,))
-    return [((row[0], row[1], row[2]), decode_event(row[3])) for row in rows]
+    return [(PairKey(*key), decode_event(body)) for *key, body in rows]
 
 
 def wanted_blobs(tx: Tx) -> list[tuple[str, str]]:
@@ -301,4 +306,4 @@ def drop_all_events(tx: Tx) -> list[PairKey]:
     """In a restored journal: no held number comes from here; returns the pairs that go on."""
     tx.execute(_REMOVE_ALL_UNORDERED)
     tx.execute(_MAKE_GONE)
-    return [(row[0], row[1], row[2]) for row in tx.fetch_all(_SELECT_PAIRS)]
+    return [PairKey(*row) for row in tx.fetch_all(_SELECT_PAIRS)]

@@ -1,23 +1,35 @@
 """The order of a pair, as its receiver keeps it: the next number to accept, and what waits."""
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from gatepost.journal.transaction import Tx
 
 _SELECT_PAIR = """
 SELECT incarnation, next, held, offered, closed, refused FROM inbox_pair
-WHERE source = ? AND sender = ? AND mailbox = ?
+WHERE source = ? AND sender = ? AND mailbox = ? AND origin_node = ?
 """
 _SAVE_PAIR = """
-INSERT INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered,
+INSERT INTO inbox_pair (source, sender, mailbox, origin_node, incarnation, next, held, offered,
     closed, refused)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (source, sender, mailbox) DO UPDATE SET incarnation = excluded.incarnation,
-    next = excluded.next, held = excluded.held, offered = excluded.offered,
-    closed = excluded.closed, refused = excluded.refused
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (source, sender, mailbox, origin_node) DO UPDATE SET
+    incarnation = excluded.incarnation, next = excluded.next, held = excluded.held,
+    offered = excluded.offered, closed = excluded.closed, refused = excluded.refused
 """
 
-PairKey = tuple[str, str, str]  # source, sender, mailbox
+
+class PairKey(NamedTuple):
+    """A pair as its receiver knows it: each source numbers it anew, for each origin.
+
+    `origin_node` is the node for which the source forwards mail; empty for mail of its own.
+    """
+
+    source: str
+    sender: str
+    mailbox: str
+    origin_node: str = ""
 
 
 class InboxPair(Struct):

@@ -17,7 +17,7 @@ _LOOK_UP_AT_ONCE = 200
 
 _SELECT_STATE = "SELECT state FROM inbox WHERE source = ? AND event_id = ?"
 _SELECT_ROW = """
-SELECT state, sender, mailbox, corr_id, pair_seq, reason FROM inbox
+SELECT state, sender, mailbox, corr_id, pair_seq, reason, origin_node FROM inbox
 WHERE source = ? AND event_id = ?
 """
 _UNDECIDED = ", ".join(f"'{state}'" for state in UNDECIDED)
@@ -29,10 +29,12 @@ SELECT source, event_id, mailbox, corr_id FROM inbox WHERE state IN ({_UNDECIDED
 def _record_sql(input: InboxInput) -> str:
     target, sources = transition_sql(input)
     return f"""
-INSERT INTO inbox (source, event_id, state, mailbox, sender, corr_id, pair_seq, at, reason)
-VALUES (?, ?, {target}, ?, ?, ?, ?, ?, ?)
+INSERT INTO inbox (source, event_id, state, mailbox, sender, origin_node, corr_id, pair_seq, at,
+    reason)
+VALUES (?, ?, {target}, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (source, event_id) DO UPDATE SET state = excluded.state,
-    mailbox = excluded.mailbox, sender = excluded.sender, corr_id = excluded.corr_id,
+    mailbox = excluded.mailbox, sender = excluded.sender, origin_node = excluded.origin_node,
+    corr_id = excluded.corr_id,
     pair_seq = excluded.pair_seq, at = excluded.at, reason = excluded.reason
 WHERE state IN ({sources})
 """
@@ -59,6 +61,7 @@ class InboxRow(NamedTuple):
     corr_id: str
     pair_seq: int
     reason: str | None
+    origin_node: str
 
 
 class InboxTable:
@@ -112,11 +115,18 @@ class InboxTable:
             parse_event_id(envelope.event_id),
             envelope.to_agent_id or "",
             envelope.source_agent_id,
+            origin_of(envelope),
             envelope.corr_id or envelope.event_id,
             envelope.pair_seq,
             self._tx.now,
             reason,
         )
+
+
+def origin_of(envelope: Envelope) -> str:
+    """The node for which an event was forwarded; empty if it is the event's own source."""
+    origin = envelope.origin_node_id
+    return "" if origin is None or origin == envelope.source_node_id else origin
 
 
 def select_undecided(tx: Tx) -> list[Row]:

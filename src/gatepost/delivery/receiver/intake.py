@@ -26,7 +26,7 @@ from gatepost.delivery.receiver.inbox_states import (
     InboxState,
     is_taken_anew,
 )
-from gatepost.delivery.receiver.inbox_table import InboxRow, InboxTable
+from gatepost.delivery.receiver.inbox_table import InboxRow, InboxTable, origin_of
 from gatepost.delivery.receiver.offers import OfferTable
 from gatepost.delivery.receiver.source_quota import QUOTA, SourceQuota
 from gatepost.events import (
@@ -300,9 +300,13 @@ class Intake:
             _remove_held(self, row, event_id)
         elif row.state is InboxState.OFFERED:
             self.offers.take_offer(event_id)
-            self.count_decided_offer((self.source, row.sender, row.mailbox), row.pair_seq)
+            self.count_decided_offer(self.key_of(row), row.pair_seq)
         self.inbox.change_state(event_id, input)
         return row
+
+    def key_of(self, row: InboxRow) -> PairKey:
+        """The pair of an event that has a row in the inbox."""
+        return PairKey(self.source, row.sender, row.mailbox, row.origin_node)
 
     def count_decided_offer(self, key: PairKey, number: int) -> None:
         """An offer was confirmed or withdrawn. The offers without a number hold up no others."""
@@ -321,7 +325,8 @@ class Intake:
 
 
 def pair_key(source: str, envelope: Envelope) -> PairKey:
-    return source, envelope.source_agent_id, envelope.to_agent_id or ""
+    agents = (envelope.source_agent_id, envelope.to_agent_id or "")
+    return PairKey(source, *agents, origin_of(envelope))
 
 
 def confirm_offer(intake: Intake, event_id: bytes) -> None:
@@ -336,7 +341,7 @@ def confirm_offer(intake: Intake, event_id: bytes) -> None:
 
 def _remove_held(intake: Intake, row: InboxRow, event_id: bytes) -> None:
     if row.pair_seq:
-        key = (intake.source, row.sender, row.mailbox)
+        key = intake.key_of(row)
         intake.held.remove_event(key, intake.pairs.load_pair(key), event_id)
     else:
         intake.held.remove_unordered(intake.source, event_id)

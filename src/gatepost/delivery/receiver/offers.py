@@ -13,7 +13,7 @@ ON CONFLICT (source, event_id) DO UPDATE SET body = excluded.body
 _REMOVE = "DELETE FROM offered WHERE source = ? AND event_id = ? RETURNING body"
 _SELECT_OF_PAIR = """
 SELECT o.event_id FROM offered o JOIN inbox i ON i.source = o.source AND i.event_id = o.event_id
-WHERE o.source = ? AND i.sender = ? AND i.mailbox = ?
+WHERE o.source = ? AND i.sender = ? AND i.mailbox = ? AND i.origin_node = ?
 """
 
 

@@ -4,6 +4,7 @@ An event that was accepted for good stays accepted: no later decision changes th
 """
 
 from gatepost.delivery.decisions import HoldReported, ReaderRestored, TransferSignal
+from gatepost.delivery.receiver.inbox_pairs import PairKey
 from gatepost.delivery.receiver.inbox_states import InboxInput, InboxState
 from gatepost.delivery.receiver.intake import Intake, confirm_offer, pair_key
 from gatepost.delivery.receiver.resuming import note_resumed
@@ -16,7 +17,8 @@ def apply_signal(intake: Intake, envelope: Envelope, signal: Signal) -> None:
     if signal.signal in TRANSFER_SIGNALS:
         intake.decisions.append(TransferSignal(intake.source, signal))
     elif signal.signal == "pair_closed" and signal.from_agent and signal.to_agent:
-        key = (intake.source, signal.from_agent, signal.to_agent)
+        agents = (signal.from_agent, signal.to_agent)
+        key = PairKey(intake.source, *agents, signal.origin_node_id or "")
         if intake.can_keep_pair(key):
             intake.close_through(key, signal.through)
     elif signal.signal == "restored" and signal.text:
@@ -52,14 +54,14 @@ def expire_event(intake: Intake, event_id: bytes) -> None:
     """Let go of a held or offered event whose sender never decided about it."""
     row = intake.withdraw_and_report(event_id, InboxInput.EXPIRE, "expired")
     if row is not None:
-        intake.close_number((intake.source, row.sender, row.mailbox), row.pair_seq)
+        intake.close_number(intake.key_of(row), row.pair_seq)
 
 
 def _let_lapse(intake: Intake, event_id: bytes) -> None:
     """The sender was restored and forgot the event, so nobody will decide about it any more."""
     row = intake.withdraw_event(event_id, InboxInput.LAPSE)
     if row is not None and row.pair_seq:
-        intake.release_held((intake.source, row.sender, row.mailbox))
+        intake.release_held(intake.key_of(row))
 
 
 def _withdraw_event(intake: Intake, event_id: bytes) -> None:
@@ -68,7 +70,7 @@ def _withdraw_event(intake: Intake, event_id: bytes) -> None:
     """
     row = intake.withdraw_event(event_id, InboxInput.WITHDRAW)
     if row is not None and row.pair_seq:
-        intake.pairs.load_pair((intake.source, row.sender, row.mailbox)).go_back_to(row.pair_seq)
+        intake.pairs.load_pair(intake.key_of(row)).go_back_to(row.pair_seq)
 
 
 def _expire_or_answer(intake: Intake, envelope: Envelope, ref: str) -> None:
@@ -86,7 +88,7 @@ def _answer_status_request(intake: Intake, envelope: Envelope, ref: str) -> None
     if row is not None and row.state is InboxState.HELD:
         # Only a sender that was restored asks about a held event, and the numbers this one waits
         # for never come.
-        intake.close_through((intake.source, row.sender, row.mailbox), row.pair_seq - 1)
+        intake.close_through(intake.key_of(row), row.pair_seq - 1)
         return
     corr_id = envelope.corr_id or ref
     intake.decisions += intake.answers.answer_status_request(ref, corr_id, row)

@@ -3,26 +3,26 @@
 from typing import NamedTuple
 
 from gatepost.delivery.delivery_states import IS_UNACCEPTED, DeliveryState
-from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.outgoing import OutgoingEvent, SenderPair
 from gatepost.events import format_event_id, parse_event_id
 from gatepost.journal.transaction import Row, Tx
 from gatepost.routing import Route
 
 DELIVERY_COLUMNS = """event_id, kind, from_agent, to_agent, corr_id, state, node, offer, routes,
-    attempt, pair_seq, expires_at, accepted_at, content_key, digest, reason"""
+    attempt, pair_seq, expires_at, accepted_at, content_key, digest, reason, origin_node"""
 
 _OPEN = """
 INSERT INTO delivery (event_id, kind, from_agent, to_agent, corr_id, state, emitted_at, accepted_at,
     replies_to, node, offer, pair_seq, expires_at, next_at, content_key, fingerprint, digest,
-    origin, not_before)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    origin, origin_node, not_before)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _SELECT_DELIVERY = f"SELECT {DELIVERY_COLUMNS} FROM delivery WHERE event_id = ?"
 _SELECT_NUMBERED = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL AND pair_seq > 0
     AND event_id IN (SELECT ? UNION ALL SELECT event_id FROM delivery
                      WHERE origin = ? AND processed_at IS NULL)
-    AND from_agent = ? AND to_agent = ?
+    AND from_agent = ? AND to_agent = ? AND origin_node = ?
 """
 _SELECT_DESTINATIONS = """
 SELECT DISTINCT node FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL
@@ -44,9 +44,6 @@ HOMELESS = "homeless"
 MOVED = "moved"
 IS_PARKED = f"(reason IN ('{MOVED}', '{HOMELESS}') AND {IS_UNACCEPTED})"
 
-# (sender agent, receiver agent)
-SenderPair = tuple[str, str]
-
 
 class OpenDelivery(NamedTuple):
     """One row of the table."""
@@ -67,6 +64,7 @@ class OpenDelivery(NamedTuple):
     content_key: bytes | None
     digest: str | None
     reason: str | None
+    origin_node: str
 
     @property
     def id(self) -> str:
@@ -74,7 +72,7 @@ class OpenDelivery(NamedTuple):
 
     @property
     def pair(self) -> SenderPair:
-        return self.from_agent, self.to_agent
+        return SenderPair(self.from_agent, self.to_agent, self.origin_node)
 
     @property
     def known_verdict(self) -> str | None:
@@ -136,7 +134,7 @@ class DeliveryTable:
         times = (state.value, tx.now, accepted, out.replies_to)
         tail = (node, offer, number, expires, due, content_key, out.fingerprint, out.digest)
         origin = parse_event_id(out.origin_event_id) if out.origin_event_id else None
-        return (*head, *times, *tail, origin, out.not_before or 0)
+        return (*head, *times, *tail, origin, out.origin_node, out.not_before or 0)
 
     def find(self, tx: Tx, event_id: str) -> OpenDelivery | None:
         row = tx.fetch_one(_SELECT_DELIVERY, (parse_event_id(event_id),))

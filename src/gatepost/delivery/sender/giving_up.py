@@ -66,6 +66,7 @@ class GivingUp:
             to_agent_id=delivery.to_agent,
             corr_id=delivery.corr_id,
             ref_event_id=delivery.id,
+            origin_node_id=delivery.origin_node or None,
             payload=encode_payload(letter),
         )
 
@@ -82,6 +83,12 @@ class GivingUp:
             payload = self._encryption.decrypt_own(delivery, first)
         except GatepostError as error:
             self._incidents.raise_(tx, "payload_lost", delivery.id, error.message)
-        ids = (delivery.event_id, delivery.kind, *delivery.pair, delivery.corr_id, delivery.node)
+        ids = (
+            delivery.event_id,
+            delivery.kind,
+            *delivery.pair[:2],
+            delivery.corr_id,
+            delivery.node,
+        )
         kept = (reason, delivery.attempt, tx.now, payload, delivery.digest, trace, ref or None)
         tx.execute(_KEEP_UNDELIVERED, (*ids, *kept, *terms, verdict))

@@ -25,7 +25,7 @@ from gatepost.journal.transaction import Tx
 # Ordered as they were sent, so that a pair stays in order at its next node.
 _SELECT_OPEN_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE node = ? AND processed_at IS NULL
-ORDER BY from_agent, to_agent, pair_seq
+ORDER BY from_agent, to_agent, origin_node, pair_seq
 """
 _SELECT_NODES = "SELECT DISTINCT node FROM delivery WHERE processed_at IS NULL"
 

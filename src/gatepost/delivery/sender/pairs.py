@@ -10,30 +10,30 @@ from functools import partial
 from typing import NamedTuple
 
 from gatepost.delivery.delivery_states import IS_UNACCEPTED
-from gatepost.delivery.sender.delivery_table import IS_PARKED, SenderPair
+from gatepost.delivery.outgoing import SenderPair
+from gatepost.delivery.sender.delivery_table import IS_PARKED
 from gatepost.journal.transaction import Tx
 
+_OF_PAIR = "from_agent = ? AND to_agent = ? AND origin_node = ?"
 _ADVANCE = """
-INSERT INTO pair_seq (from_agent, to_agent, last, node) VALUES (?, ?, 1, ?)
-ON CONFLICT (from_agent, to_agent) DO UPDATE SET last = last + 1 RETURNING last, node, base
+INSERT INTO pair_seq (from_agent, to_agent, origin_node, last, node) VALUES (?, ?, ?, 1, ?)
+ON CONFLICT (from_agent, to_agent, origin_node) DO UPDATE SET last = last + 1
+RETURNING last, node, base
 """
-_SELECT_PAIR = "SELECT last, node, base, moving FROM pair_seq WHERE from_agent = ? AND to_agent = ?"
-_SET_ROUTE = """
-UPDATE pair_seq SET node = ?, base = ?, moving = ? WHERE from_agent = ? AND to_agent = ?
-"""
-_LOWEST_OPEN = """
-SELECT min(pair_seq) FROM delivery
-WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
+_SELECT_PAIR = f"SELECT last, node, base, moving FROM pair_seq WHERE {_OF_PAIR}"
+_SET_ROUTE = f"UPDATE pair_seq SET node = ?, base = ?, moving = ? WHERE {_OF_PAIR}"
+_LOWEST_OPEN = f"""
+SELECT min(pair_seq) FROM delivery WHERE {_OF_PAIR} AND processed_at IS NULL AND pair_seq > 0
 """
 _LOWEST_OPEN_ELSEWHERE = f"{_LOWEST_OPEN} AND (node IS NOT ? OR {IS_PARKED})"
 _LOWEST_NOT_HERE = f"{_LOWEST_OPEN} AND (node IS NOT ? OR {IS_UNACCEPTED})"
 _LOWEST_OPEN_BY_NODE = f"""
 SELECT iif({IS_PARKED}, NULL, node), min(pair_seq) FROM delivery
-WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
+WHERE {_OF_PAIR} AND processed_at IS NULL AND pair_seq > 0
 GROUP BY 1 ORDER BY 2
 """
-_NOTE_PARKED = "UPDATE pair_seq SET moving = ? WHERE from_agent = ? AND to_agent = ?"
-_SELECT_MOVING = "SELECT from_agent, to_agent FROM pair_seq WHERE moving > 0"
+_NOTE_PARKED = f"UPDATE pair_seq SET moving = ? WHERE {_OF_PAIR}"
+_SELECT_MOVING = "SELECT from_agent, to_agent, origin_node FROM pair_seq WHERE moving > 0"
 
 # The pair moves, and no node was told yet how far it is closed.
 _UNTOLD = 1
@@ -149,7 +149,7 @@ class SenderPairs:
 
     def _moving_pairs(self, tx: Tx) -> set[SenderPair]:
         if self._moving is None:
-            self._moving = {(row[0], row[1]) for row in tx.fetch_all(_SELECT_MOVING)}
+            self._moving = {SenderPair(*row) for row in tx.fetch_all(_SELECT_MOVING)}
         return self._moving
 
     def _lowest_number(

@@ -25,6 +25,7 @@ from gatepost.delivery.delivery_states import (
 )
 from gatepost.delivery.incarnations import load_incarnations
 from gatepost.delivery.outbox_writer import OutboxWriter
+from gatepost.delivery.outgoing import SenderPair
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.sender.delivery_table import (
     EXPIRING,
@@ -52,7 +53,7 @@ _PROCESS = update_delivery(
     "outcome = ?, reason = ?, processed_at = ?, next_at = NULL, content_key = NULL,"
     " accepted_at = coalesce(accepted_at, processed_at, ?)",
     where=_FROM_ITS_NODE,
-    returning="from_agent, to_agent, replies_to, kind, emitted_at",
+    returning="from_agent, to_agent, origin_node, replies_to, kind, emitted_at",
 )
 _REPLY = update_delivery(
     DeliveryInput.REPLY,
@@ -60,7 +61,7 @@ _REPLY = update_delivery(
     " reply_ref = ?,"
     " accepted_at = coalesce(accepted_at, ?)",
     where=_FROM_ITS_NODE,
-    returning="from_agent, to_agent, replies_to, kind, emitted_at",
+    returning="from_agent, to_agent, origin_node, replies_to, kind, emitted_at",
 )
 # Attempts are counted from the last answer of the owner.
 _NOTE_HELD = f"""
@@ -71,7 +72,7 @@ WHERE {_FROM_ITS_NODE} AND {IS_UNACCEPTED} AND (reason IS NULL OR reason LIKE 'h
 # Later messages need not wait for the reply: their turns come behind this one.
 _NOTE_TURN = """
 UPDATE delivery SET verdict = 'processed: ok', pair_seq = 0
-WHERE event_id = ? AND node = ? AND processed_at IS NULL RETURNING from_agent, to_agent
+WHERE event_id = ? AND node = ? AND processed_at IS NULL RETURNING from_agent, to_agent, origin_node
 """
 _AMEND_DELIVERY = """
 UPDATE delivery SET verdict = ?1, verdict_at = ?2 WHERE event_id = ?3 AND node = ?4
@@ -182,7 +183,7 @@ class ReceiptHandler:
             return self._amend_dead_letter(tx, parse_event_id(ref), source, "processed: ok")
         accepted = self._accept_delivery(tx, source, ref) if state in UNACCEPTED else NOTHING
         pair = tx.fetch_one(_NOTE_TURN, (parse_event_id(ref), source))
-        return accepted if pair is None else (*accepted, PairMoved((pair[0], pair[1])))
+        return accepted if pair is None else (*accepted, PairMoved(SenderPair(*pair)))
 
     def _end_delivery(self, tx: Tx, source: str, ref: str, receipt: Receipt) -> Decisions:
         id = parse_event_id(ref)
@@ -195,9 +196,10 @@ class ReceiptHandler:
     def _delivery_ended(
         self, tx: Tx, ref: str, outcome: str, reason: str | None, row: Row
     ) -> DeliveryEnded:
-        from_agent, to_agent, replies_to, kind, emitted = row
-        pair = (from_agent, to_agent)
-        return DeliveryEnded(ref, pair, outcome, reason, replies_to, kind, tx.now - emitted)
+        *pair, replies_to, kind, emitted = row
+        return DeliveryEnded(
+            ref, SenderPair(*pair), outcome, reason, replies_to, kind, tx.now - emitted
+        )
 
     def _amend_dead_letter(self, tx: Tx, id: bytes, source: str, verdict: str) -> Decisions:
         """Amend a dead letter with a late receipt, if it is about one."""

@@ -13,6 +13,7 @@ from gatepost.delivery.delivery_states import DeliveryInput, DeliveryState, upda
 from gatepost.delivery.incarnations import load_incarnations, position_after
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
+from gatepost.delivery.outgoing import SenderPair
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
@@ -49,12 +50,13 @@ SELECT {DELIVERY_COLUMNS} FROM delivery WHERE node = ? AND processed_at IS NULL 
 """
 # Pairs that go to a node, or have a number open there; and their lowest number open elsewhere.
 _SELECT_PAIRS_AT = f"""
-SELECT from_agent, to_agent, last, (
+SELECT from_agent, to_agent, origin_node, last, (
     SELECT min(pair_seq) FROM delivery d
-    WHERE d.from_agent = p.from_agent AND d.to_agent = p.to_agent AND d.processed_at IS NULL
+    WHERE d.from_agent = p.from_agent AND d.to_agent = p.to_agent
+    AND d.origin_node = p.origin_node AND d.processed_at IS NULL
     AND (d.node IS NOT ?1 OR {IS_PARKED}) AND d.pair_seq > 0
-) FROM pair_seq p WHERE node = ?1 OR (from_agent, to_agent) IN (
-    SELECT from_agent, to_agent FROM delivery WHERE node = ?1 AND processed_at IS NULL
+) FROM pair_seq p WHERE node = ?1 OR (from_agent, to_agent, origin_node) IN (
+    SELECT from_agent, to_agent, origin_node FROM delivery WHERE node = ?1 AND processed_at IS NULL
 )
 """
 
@@ -115,9 +117,9 @@ class DeliveryRecovery:
         """Tell a restored node which numbers never come again: it forgot what it closed since."""
         node, incarnation = resumed
         decisions: list[Decision] = []
-        for from_agent, to_agent, last, elsewhere in tx.fetch_all(_SELECT_PAIRS_AT, (node,)):
+        for *pair, last, elsewhere in tx.fetch_all(_SELECT_PAIRS_AT, (node,)):
             through = elsewhere - 1 if elsewhere else last
-            signal = draft_pair_closed((from_agent, to_agent), through)
+            signal = draft_pair_closed(SenderPair(*pair), through)
             decisions += self._writer.append_signal(tx, node, None, signal)
         ((cut,),) = tx.fetch_all(_SELECT_CUT, (node,))
         follows = Signal(signal="resumed", text=incarnation, through=cut)
@@ -140,6 +142,12 @@ class DeliveryRecovery:
         return len(rows), decisions
 
 
-def draft_pair_closed(pair: tuple[str, str], through: int) -> Signal:
+def draft_pair_closed(pair: SenderPair, through: int) -> Signal:
     """The signal that every number of a pair up to and with `through` is closed."""
-    return Signal(signal="pair_closed", from_agent=pair[0], to_agent=pair[1], through=through)
+    return Signal(
+        signal="pair_closed",
+        from_agent=pair.from_agent,
+        to_agent=pair.to_agent,
+        origin_node_id=pair.origin_node or None,
+        through=through,
+    )

@@ -11,6 +11,7 @@ from gatepost.delivery.decisions import (
 from gatepost.delivery.delivery_states import IS_UNACCEPTED, DeliveryInput, update_delivery
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
+from gatepost.delivery.outgoing import SenderPair
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import (
@@ -20,7 +21,6 @@ from gatepost.delivery.sender.delivery_table import (
     MOVED,
     DeliveryTable,
     OpenDelivery,
-    SenderPair,
 )
 from gatepost.delivery.sender.drafts import draft_reroute
 from gatepost.delivery.sender.emitting import accept_deadline
@@ -42,23 +42,23 @@ UPDATE delivery SET next_at = ? WHERE processed_at IS NULL AND node = ? AND to_a
 """
 _SELECT_UNACCEPTED_OF_PAIR = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE from_agent = ? AND to_agent = ?
-    AND processed_at IS NULL AND node = ? AND {IS_UNACCEPTED} ORDER BY pair_seq
+    AND origin_node = ? AND processed_at IS NULL AND node = ? AND {IS_UNACCEPTED} ORDER BY pair_seq
 """
 _SELECT_ACCEPTED_OF_PAIR = f"""
-SELECT 1 FROM delivery WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL
-    AND node = ? AND NOT {IS_UNACCEPTED} AND pair_seq > 0 LIMIT 1
+SELECT 1 FROM delivery WHERE from_agent = ? AND to_agent = ? AND origin_node = ?
+    AND processed_at IS NULL AND node = ? AND NOT {IS_UNACCEPTED} AND pair_seq > 0 LIMIT 1
 """
 _SELECT_OFFERS_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL AND node = ? AND to_agent = ?
-    AND offer AND {IS_UNACCEPTED} ORDER BY from_agent, pair_seq
+    AND offer AND {IS_UNACCEPTED} ORDER BY from_agent, origin_node, pair_seq
 """
 _SELECT_WAITING_ROUTES = f"""
 SELECT DISTINCT node, to_agent FROM delivery
 WHERE processed_at IS NULL AND node IS NOT NULL AND {IS_UNACCEPTED}
 """
-_SELECT_WAITING_SENDERS = f"""
-SELECT DISTINCT from_agent FROM delivery WHERE processed_at IS NULL AND node = ? AND to_agent = ?
-    AND {IS_UNACCEPTED} AND offer
+_SELECT_WAITING_PAIRS = f"""
+SELECT DISTINCT from_agent, to_agent, origin_node FROM delivery
+WHERE processed_at IS NULL AND node = ? AND to_agent = ? AND {IS_UNACCEPTED} AND offer
 """
 _LOOK_SOONER = f"""
 UPDATE delivery SET next_at = min(next_at, ?) WHERE processed_at IS NULL AND node = ?
@@ -170,8 +170,8 @@ class Rerouter:
                 self._deliveries.note_due(tx.now)
                 decisions += self._move_offers(tx, node, agent)
             if not now.is_online(node):
-                for (sender,) in tx.fetch_all(_SELECT_WAITING_SENDERS, (node, agent)):
-                    decisions += self._move_pair(tx, (sender, agent), node)
+                for row in tx.fetch_all(_SELECT_WAITING_PAIRS, (node, agent)):
+                    decisions += self._move_pair(tx, SenderPair(*row), node)
             elif not before.is_online(node):
                 soon = tx.now + self._policy.accept_timeout
                 tx.execute(_LOOK_SOONER, (soon, node, soon))
@@ -192,7 +192,7 @@ class Rerouter:
         That `node` accepted one keeps the ordered deliveries there, and no others.
         """
         try:
-            route = self._routes.find_route(tx, pair[1])
+            route = self._routes.find_route(tx, pair.to_agent)
         except GatepostError:
             return NOTHING
         if route.node == node:

@@ -36,8 +36,8 @@ _SELECT_DUE = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE next_at <= ? ORDER BY next_at LIMIT {_DUE_AT_ONCE}
 """
 _SELECT_FIRST_OPEN = """
-SELECT state FROM delivery WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL
-ORDER BY pair_seq LIMIT 1
+SELECT state FROM delivery WHERE from_agent = ? AND to_agent = ? AND origin_node = ?
+    AND processed_at IS NULL ORDER BY pair_seq LIMIT 1
 """
 _SELECT_NEXT_DUE = "SELECT min(next_at) FROM delivery WHERE next_at IS NOT NULL"
 # A delivery that waits until it expires does so by the time of day, so it is left alone; and the

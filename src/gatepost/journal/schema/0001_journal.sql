@@ -205,7 +205,9 @@ CREATE INDEX discarded_age ON discarded (at);
 -- decrypts the payload in the outbox while it may have to be encrypted for another node. Unordered
 -- messages have the `pair_seq` 0. The time to process begins at `not_before`. `verdict`
 -- is the last owner's late receipt, after the sender gave the message up. The reply is kept here,
--- inline in `reply` or as the blob `reply_ref`, whether it is mail besides or not.
+-- inline in `reply` or as the blob `reply_ref`, whether it is mail besides or not. A delivery of
+-- forwarded mail has its first event in `origin`, and in `origin_node` that event's gateway if it is
+-- another one than this.
 CREATE TABLE delivery (
     event_id     BLOB PRIMARY KEY,
     from_agent   TEXT NOT NULL,
@@ -234,29 +236,33 @@ CREATE TABLE delivery (
     verdict_at   INTEGER,
     fingerprint  BLOB,
     digest       TEXT,
-    origin       BLOB
+    origin       BLOB,
+    origin_node  TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE INDEX delivery_corr ON delivery (corr_id);
 CREATE INDEX delivery_age ON delivery (processed_at) WHERE processed_at IS NOT NULL;
 CREATE INDEX delivery_due ON delivery (next_at) WHERE next_at IS NOT NULL;
-CREATE INDEX delivery_open ON delivery (from_agent, to_agent, pair_seq) WHERE processed_at IS NULL;
+CREATE INDEX delivery_open ON delivery (from_agent, to_agent, origin_node, pair_seq)
+WHERE processed_at IS NULL;
 CREATE INDEX delivery_digest ON delivery (digest) WHERE digest IS NOT NULL;
 CREATE INDEX delivery_reply_ref ON delivery (reply_ref) WHERE reply_ref IS NOT NULL;
 CREATE INDEX delivery_origin ON delivery (origin)
 WHERE origin IS NOT NULL AND processed_at IS NULL;
 CREATE INDEX delivery_node ON delivery (node, event_id) WHERE processed_at IS NULL;
 
--- A pair as its sender numbers it. `node` is the pair's route; every number below `base` is closed
+-- A pair as its sender numbers it: mail of this gateway, or mail that it forwards for `origin_node`.
+-- `node` is the pair's route; every number below `base` is closed
 -- there. While `moving` is not 0, the pair has open numbers on several routes, and `moving` is the
 -- number up to which the route with the lowest ones was told to go.
 CREATE TABLE pair_seq (
-    from_agent TEXT NOT NULL,
-    to_agent   TEXT NOT NULL,
-    last       INTEGER NOT NULL,
-    node       TEXT NOT NULL DEFAULT '',
-    base       INTEGER NOT NULL DEFAULT 1,
-    moving     INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (from_agent, to_agent)
+    from_agent  TEXT NOT NULL,
+    to_agent    TEXT NOT NULL,
+    origin_node TEXT NOT NULL DEFAULT '',
+    last        INTEGER NOT NULL,
+    node        TEXT NOT NULL DEFAULT '',
+    base        INTEGER NOT NULL DEFAULT 1,
+    moving      INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (from_agent, to_agent, origin_node)
 ) WITHOUT ROWID;
 
 -- Idempotency keys of `send`, and the event each of them made.
@@ -535,16 +541,18 @@ CREATE TABLE resuming (
 ) WITHOUT ROWID;
 
 -- The inbox: every tracked event taken from another outbox, kept for as long as it may arrive again.
+-- `origin_node` is the node for which `source` forwarded the event; it is empty for mail of its own.
 CREATE TABLE inbox (
-    source   TEXT NOT NULL,
-    event_id BLOB NOT NULL,
-    state    TEXT NOT NULL,
-    mailbox  TEXT NOT NULL,
-    sender   TEXT NOT NULL,
-    corr_id  TEXT NOT NULL,
-    pair_seq INTEGER NOT NULL,
-    at       INTEGER NOT NULL,
-    reason   TEXT,
+    source      TEXT NOT NULL,
+    event_id    BLOB NOT NULL,
+    state       TEXT NOT NULL,
+    mailbox     TEXT NOT NULL,
+    sender      TEXT NOT NULL,
+    origin_node TEXT NOT NULL DEFAULT '',
+    corr_id     TEXT NOT NULL,
+    pair_seq    INTEGER NOT NULL,
+    at          INTEGER NOT NULL,
+    reason      TEXT,
     PRIMARY KEY (source, event_id)
 ) WITHOUT ROWID;
 CREATE INDEX inbox_age ON inbox (at);
@@ -556,31 +564,33 @@ CREATE TABLE inbox_pair (
     source      TEXT NOT NULL,
     sender      TEXT NOT NULL,
     mailbox     TEXT NOT NULL,
+    origin_node TEXT NOT NULL DEFAULT '',
     incarnation TEXT NOT NULL,
     next        INTEGER NOT NULL,
     held        INTEGER NOT NULL DEFAULT 0,
     offered     INTEGER NOT NULL DEFAULT 0,
     closed      INTEGER NOT NULL DEFAULT 0,
     refused     INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (source, sender, mailbox)
+    PRIMARY KEY (source, sender, mailbox, origin_node)
 ) WITHOUT ROWID;
 
 -- Held events: taken but not accepted yet, in the order of their pair. A row without a body is a
 -- number that will never arrive. Unordered events have numbers below -2^53, the oldest the highest.
 CREATE TABLE held (
-    source   TEXT NOT NULL,
-    sender   TEXT NOT NULL,
-    mailbox  TEXT NOT NULL,
-    pair_seq INTEGER NOT NULL,
-    event_id BLOB,
-    why      TEXT NOT NULL,
-    digest   TEXT,
-    body     BLOB,
-    PRIMARY KEY (source, sender, mailbox, pair_seq)
+    source      TEXT NOT NULL,
+    sender      TEXT NOT NULL,
+    mailbox     TEXT NOT NULL,
+    origin_node TEXT NOT NULL DEFAULT '',
+    pair_seq    INTEGER NOT NULL,
+    event_id    BLOB,
+    why         TEXT NOT NULL,
+    digest      TEXT,
+    body        BLOB,
+    PRIMARY KEY (source, sender, mailbox, origin_node, pair_seq)
 ) WITHOUT ROWID;
 CREATE INDEX held_mailbox ON held (mailbox) WHERE why = 'full';
 CREATE INDEX held_digest ON held (digest) WHERE digest IS NOT NULL;
-CREATE INDEX held_sender ON held (source, sender, mailbox) WHERE why = 'sender';
+CREATE INDEX held_sender ON held (source, sender, mailbox, origin_node) WHERE why = 'sender';
 CREATE INDEX held_event ON held (source, event_id) WHERE event_id IS NOT NULL;
 
 -- Accepted offers which their sender has neither confirmed nor withdrawn.

@@ -80,24 +80,28 @@ def _check_one_turn(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 def _check_order(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     """Order the turns by the receipts that ended them. Messages without order have no number.
 
-    A pair goes on without a message that its sender gave up, even if its turn comes after all.
+    A turn with forwarded mail has the number that the message got first, at the gateway where its
+    sender lived: however often the mail was forwarded, it must not be overtaken. A pair goes on
+    without a message that one of its gateways gave up, even if its turn comes after all.
     """
     pairs: dict[tuple[str, str, str | None], list[tuple[int, int, str, int, str]]] = defaultdict(
         list
     )
     for history in mesh.histories.values():
-        first = history.first
-        if history.given_up is not None:
+        journey = mesh.journey(history)
+        if any(each.given_up is not None or mesh.is_excused(each) for each in journey):
             continue
+        origin = journey[-1]
+        first = origin.first
         for said in history.processed_receipts():
             # An answer that a request waits for ends without a turn; forwarded mail ends with the
             # turn it had at another gateway.
             passed_on = (history.source, history.id) in mesh.journals[said.node].forwarded
             is_turn = said.outcome == "ok" and history.id in mesh.acked[said.node] and not passed_on
-            if is_turn and first.pair_seq and not mesh.is_excused(history):
+            if is_turn and first.pair_seq:
                 place = (mesh.time_on_disk(said.node, said.event), said.event.seq, said.node)
-                key = (history.source, first.source_agent_id, first.to_agent_id)
-                pairs[key].append((*place, first.pair_seq, history.id))
+                key = (origin.source, first.source_agent_id, first.to_agent_id)
+                pairs[key].append((*place, first.pair_seq, origin.id))
     for (source, sender, target), ended in pairs.items():
         highest = 0
         for at, _, node, number, id in sorted(ended):

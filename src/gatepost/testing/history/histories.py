@@ -87,6 +87,17 @@ class CheckedMesh:
             return event.created_at
         return groups[bisect_left(groups, (event.seq, 0))][1]
 
+    def journey(self, history: EventHistory) -> list[EventHistory]:
+        """The events of one message, from this one back to the one that its sender emitted."""
+        found = [history]
+        while (before := self._event_before(found[-1])) is not None:
+            found.append(before)
+        return found
+
+    def _event_before(self, history: EventHistory) -> EventHistory | None:
+        key = self.journals[history.source].stands_for.get(history.id)
+        return None if key is None else self.histories.get(key)
+
     def is_excused(self, history: EventHistory) -> bool:
         """A gateway restored from a backup has lost its memory; the rules do not apply to it."""
         return history.involves(self.seen.restored)

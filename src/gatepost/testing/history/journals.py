@@ -114,7 +114,8 @@ class JournalTask(Struct):
 class GatewayJournal(Struct):
     """`key` is the node's public key; without it signatures are not looked at. `forwarded` is mail
     that another gateway got to deal with, as (source, event); `forwards` maps the events that stand
-    for it, and further attempts at tasks, to their originals.
+    for it, and further attempts at tasks, to their originals; `stands_for` maps the events that
+    stand for forwarded mail to its (source, event).
     """
 
     node: str
@@ -130,6 +131,7 @@ class GatewayJournal(Struct):
     blobs: dict[str, str]
     tasks: dict[str, JournalTask]
     forwards: dict[str, str]
+    stands_for: dict[str, tuple[str, str]]
 
 
 _decode = msgspec.json.Decoder(JournalEvent).decode
@@ -172,6 +174,7 @@ def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) ->
         tasks=_read_tasks(rows(_TASKS), keys, blobs),
         forwards={_id(event): _id(original) for _, original, event in forwards}
         | {_id(event): _id(task) for event, task in rows(_ATTEMPTS)},
+        stands_for={_id(event): (source, _id(original)) for source, original, event in forwards},
     )
 
 
