@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gatepost.delivery.forwarding import ReturnDelays
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.events import Signal, decode_payload
@@ -462,6 +463,93 @@ def test_forwarded_mail_is_numbered_by_its_origin(world: World, a: Box, b: Box, 
     world.moves("b")
     (own,) = [e for e in a.events() if e.origin_event_id is not None and e.origin_node_id is None]
     assert (own.source_agent_id, own.pair_seq) == ("al", 1), "it has its first number again"
+
+
+def test_gateways_that_disagree_about_a_home_send_mail_to_and_fro_ever_less_often(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    """b believes that the agent lives behind c, and c has not heard of it."""
+    sent = a.send("job", 1)
+    world.flow()
+    world.register("c", "job")
+    world.move("c")
+    world.know("b")
+    counts = []
+    for passed in (0, 100, 100, 100, 300, 100):
+        world.clock.advance(passed)
+        world.settle()
+        world.flow()
+        counts.append(len(b.events()) + len(c.events()))
+    assert counts == [4, 6, 6, 8, 8, 10]
+    world.know("c")
+    world.clock.advance(10_000)
+    world.settle()
+    world.flow()
+    mail = c.take()
+    assert payloads(mail) == [1]
+    c.ack(*mail)
+    world.flow()
+    assert a.status(sent).outcome == "ok"
+
+
+def test_mail_that_came_back_waits_no_longer_once_its_agent_has_another_home(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    a.send("job", 1)
+    world.flow()
+    world.register("c", "job")
+    world.move("c")
+    world.know("b")
+    world.settle()
+    world.flow()
+    assert b.waiting() == 1, "it came back twice"
+    world.register("a", "job")
+    world.move("a")
+    world.know("a", "b")
+    world.settle()
+    world.flow()
+    assert payloads(a.take()) == [1]
+
+
+def test_mail_that_came_back_and_waits_expires_in_time(world: World, a: Box, b: Box) -> None:
+    sent = a.send("job", 1, ttl_secs=20)
+    world.flow()
+    world.register("c", "job")
+    world.move("c")
+    world.know("b")
+    for _ in range(22):
+        world.settle()
+        world.flow()
+        world.clock.advance(1_000)
+        b.run()
+    world.settle()
+    world.flow()
+    assert a.status(sent).outcome == "expired"
+
+
+def test_the_delay_of_mail_that_comes_back_is_bounded() -> None:
+    delays, now = ReturnDelays(), 0
+    waited = []
+    for _ in range(9):
+        delays.begin_delay("job", now)
+        due = delays.next_due(now)
+        assert due is not None
+        assert delays.must_wait("job", due - 1)
+        assert delays.take_ended(due - 1) == []
+        assert delays.take_ended(due) == ["job"]
+        waited.append(due - now)
+        now = due
+    assert waited == [100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000]
+    assert delays.next_due(now) is None
+
+
+def test_a_clock_that_goes_back_does_not_prolong_the_delay() -> None:
+    delays = ReturnDelays()
+    delays.begin_delay("job", 1_000_000)
+    assert not delays.must_wait("job", 1_000)
+    assert delays.next_due(1_000) == 1_100
+    delays.forget(["job"])
+    assert delays.next_due(1_000) is None
 
 
 def test_delayed_mail_goes_away_and_back_behind_the_mail_before_it(

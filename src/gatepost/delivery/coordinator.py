@@ -368,7 +368,11 @@ class DeliveryCoordinator:
         self._forwarder.rolled_back()
 
     def next_due(self, tx: Tx) -> int | None:
-        due = (self._sender.deliveries.next_due, self._receiver.next_due(tx))
+        due = (
+            self._sender.deliveries.next_due,
+            self._receiver.next_due(tx),
+            self._forwarder.next_due(tx),
+        )
         return min((at for at in due if at is not None), default=None)
 
     # -- decisions

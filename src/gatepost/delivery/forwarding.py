@@ -5,7 +5,13 @@ hand leaves the mailbox and goes on as an event of our own, caused by the one it
 one transaction, so a gateway may be killed at any moment. The end of our event is reported to the
 original sender, reply and all, as if the turn had ended here. Mail that was merely enqueued here
 for an agent that lives elsewhere goes the same way; nobody is told of its end.
+
+Two gateways may disagree for a moment about where an agent lives, and each send its mail to the
+other. When mail that a gateway has sent on before comes back and goes on again, the mailbox waits
+from then on: until the agent's home changes, or for a delay that doubles each time.
 """
+
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import UnsetType
@@ -29,7 +35,11 @@ from gatepost.journal.transaction import Tx
 from gatepost.mailbox import Dispatcher
 from gatepost.mailbox.enqueue import is_unordered
 from gatepost.mailbox.leases import FORWARD_READY, FORWARD_WAITING, MailChoice, parse_lease_handle
+from gatepost.routing import Route
 from gatepost.wire import EventInfo, LeasedMessage
+
+_FIRST_RETURN_DELAY_MS = 100
+_LONGEST_RETURN_DELAY_MS = 10_000
 
 # How much of one mailbox a commit group forwards; the next group goes on with the rest.
 _PORTION = 256
@@ -47,9 +57,52 @@ UPDATE forwarded SET outcome = ?, reason = ? WHERE event_id = ? AND outcome IS N
 RETURNING meta, sender, mailbox, source, original
 """
 _SELECT_REPLY = "SELECT reply, reply_ref FROM delivery WHERE event_id = ?"
+# Mail of this message was sent on from here, or sent from here, and has not ended.
+_SELECT_SENT_BEFORE = """
+SELECT 1 FROM delivery WHERE event_id = ?1 AND processed_at IS NULL
+UNION ALL SELECT 1 FROM delivery WHERE origin = ?1 AND processed_at IS NULL LIMIT 1
+"""
 _SELECT_OUTCOME = "SELECT outcome, reason FROM forwarded WHERE source = ? AND original = ?"
 
 _decode_info = msgspec.json.Decoder(EventInfo).decode
+
+
+class ReturnDelays:
+    """The mailboxes whose mail came back, and how long each of them waits before it goes on again.
+
+    Only in memory: after a restart the delays begin anew.
+    """
+
+    def __init__(self) -> None:
+        # Mailbox → its last delay; and the end of each delay that nobody has looked at yet.
+        self._delays: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+
+    def must_wait(self, mailbox: str, now: int) -> bool:
+        """Whether a delay lasts. A clock that was set back does not make it longer."""
+        end = self._ends.get(mailbox)
+        return end is not None and end - self._delays[mailbox] <= now < end
+
+    def take_ended(self, now: int) -> list[str]:
+        """The mailboxes whose delay is over, each once."""
+        ended = [mailbox for mailbox in self._ends if not self.must_wait(mailbox, now)]
+        for mailbox in ended:
+            del self._ends[mailbox]
+        return ended
+
+    def begin_delay(self, mailbox: str, now: int) -> None:
+        delay = max(2 * self._delays.get(mailbox, 0), _FIRST_RETURN_DELAY_MS)
+        self._delays[mailbox] = min(delay, _LONGEST_RETURN_DELAY_MS)
+        self._ends[mailbox] = now + self._delays[mailbox]
+
+    def forget(self, mailboxes: Iterable[str]) -> None:
+        for mailbox in mailboxes:
+            self._delays.pop(mailbox, None)
+            self._ends.pop(mailbox, None)
+
+    def next_due(self, now: int) -> int | None:
+        due = (min(end, now + self._delays[mailbox]) for mailbox, end in self._ends.items())
+        return min(due, default=None)
 
 
 class MailForwarder:
@@ -69,16 +122,19 @@ class MailForwarder:
         self._dispatcher = dispatcher
         self._incidents = incidents
         self._consumer = f"forward:{node.id}"
-        # Agents that live at another node, and those of them whose mailbox is to be looked at.
-        self._elsewhere: frozenset[str] = frozenset()
+        # Agent → the other node it lives at; and those whose mailbox is to be looked at.
+        self._elsewhere: dict[str, str] = {}
         self._unchecked: set[str] = set()
+        self._delays = ReturnDelays()
         # Whether any forwarded mail has not ended; None until the journal was asked.
         self._has_open: bool | None = None
 
     def room_changed(self) -> None:
         """An agent may have moved."""
         homes, here = self._routes.directory.agents.items(), self._node.id
-        self._elsewhere = frozenset(id for id, home in homes if home.owner not in (None, here))
+        before = self._elsewhere
+        self._elsewhere = {id: home.owner for id, home in homes if home.owner not in (None, here)}
+        self._delays.forget(id for id, _ in before.items() ^ self._elsewhere.items())
         self._unchecked = set(self._elsewhere)
 
     def rolled_back(self) -> None:
@@ -89,16 +145,34 @@ class MailForwarder:
         """Take mail out of the mailboxes of agents that live elsewhere."""
         if not self._elsewhere:
             return NOTHING
-        unchecked, self._unchecked = self._unchecked, set()
-        # Unordered mail that is delayed moves only when the room changes: while two gateways
-        # disagree about it, mail must not go to and fro between them.
-        takes = {n: FORWARD_WAITING for n in unchecked if tx.fetch_one(_SELECT_WAITING, (n,))}
+        takes = self._choose_mail(tx)
+        waiting = {name for name in takes if self._delays.must_wait(name, tx.now)}
+        self._unchecked = {name for name in waiting if takes[name] == FORWARD_WAITING}
+        stranded = sorted(takes.keys() & self._elsewhere.keys() - waiting)
+        taken = (self._take_from(tx, name, takes[name]) for name in stranded)
+        return [decision for each in taken for decision in each]
+
+    def next_due(self, tx: Tx) -> int | None:
+        """When the first mailbox that waits may be looked at again."""
+        return self._delays.next_due(tx.now)
+
+    def _choose_mail(self, tx: Tx) -> dict[str, MailChoice]:
+        """The mailboxes to look at, and the mail that goes on from each.
+
+        Unordered mail that is delayed moves only when the room changes: while two gateways disagree
+        about it, mail must not go to and fro between them.
+        """
+        takes = {
+            name: FORWARD_WAITING
+            for name in self._unchecked
+            if tx.fetch_one(_SELECT_WAITING, (name,))
+        }
+        for name in self._delays.take_ended(tx.now):
+            takes.setdefault(name, FORWARD_READY)
         for id in self._dispatcher.ready_mailboxes:
             for (name,) in tx.fetch_all(_SELECT_NAME, (id,)):
                 takes.setdefault(name, FORWARD_READY)
-        stranded = sorted(takes.keys() & self._elsewhere)
-        taken = (self._take_from(tx, name, takes[name]) for name in stranded)
-        return [decision for each in taken for decision in each]
+        return takes
 
     def record_forward(self, tx: Tx, forward: ForwardMail) -> None:
         """Remember which event our own stands for, so that its end can be reported."""
@@ -143,17 +217,32 @@ class MailForwarder:
             return NOTHING
         if route.node == self._node.id:
             return NOTHING
-        decisions = []
         take = self._dispatcher.take_mail_to_forward
         messages = take(tx, mailbox, self._consumer, _PORTION, choice)
-        if len(messages) == _PORTION and choice == FORWARD_WAITING:
+        forwards = [self._build_forward(tx, message, route) for message in messages]
+        if len(messages) < _PORTION:
+            if any(self._was_sent_before(tx, forward.event) for forward in forwards):
+                self._delays.begin_delay(mailbox, tx.now)
+        elif choice == FORWARD_WAITING:
             self._unchecked.add(mailbox)
-        for message in messages:
-            raw = message.event
-            info = None if isinstance(raw, UnsetType) else _decode_info(raw)
-            event = self._outgoing_event(tx, message, info)
-            decisions.append(ForwardMail(event, route, message.msg_id, info))
-        return decisions
+        return forwards
+
+    def _build_forward(self, tx: Tx, message: LeasedMessage, route: Route) -> ForwardMail:
+        raw = message.event
+        info = None if isinstance(raw, UnsetType) else _decode_info(raw)
+        event = self._outgoing_event(tx, message, info)
+        return ForwardMail(event, route, message.msg_id, info)
+
+    def _was_sent_before(self, tx: Tx, event: OutgoingEvent) -> bool:
+        """Whether mail came back that this gateway has sent to another one, and that has not ended.
+
+        Mail that a sender of this gateway sent to its own mailbox has not been anywhere else.
+        """
+        if event.origin_event_id in (None, event.causation_id):
+            return False
+        return (
+            tx.fetch_one(_SELECT_SENT_BEFORE, (parse_event_id(event.origin_event_id),)) is not None
+        )
 
     def _outgoing_event(
         self, tx: Tx, message: LeasedMessage, info: EventInfo | None
