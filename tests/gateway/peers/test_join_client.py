@@ -10,6 +10,8 @@ import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Response
@@ -19,10 +21,22 @@ from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeReq
 from gatepost.access.host_proof import decrypt_invite, sign_host_proof
 from gatepost.access.tickets import AUDIENCE, TicketClaims
 from gatepost.access.tokens import TokenKind, mint_token
-from gatepost.errors import Forbidden, InvalidRequest, InvalidTicket, Unavailable, WrongHost
+from gatepost.errors import (
+    Forbidden,
+    InvalidRequest,
+    InvalidTicket,
+    RoomViolation,
+    Unavailable,
+    WrongHost,
+)
 from gatepost.events import NodeKey, fingerprint_key
 from gatepost.gateway.peers import join_client
-from gatepost.gateway.peers.join_client import JoinClient, SelfDialError
+from gatepost.gateway.peers.join_client import (
+    DialedConnection,
+    DialedPeerSocket,
+    JoinClient,
+    SelfDialError,
+)
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.gateway.peers.seeds import Seed
 from gatepost.testing import ManualClock
@@ -223,3 +237,35 @@ async def test_a_redirect_leads_nowhere() -> None:
 async def test_nothing_is_sent_in_the_clear_to_another_machine(knocker: JoinClient) -> None:
     with pytest.raises(InvalidRequest, match="without TLS"):
         await knocker.exchange_proof(Seed("http://192.0.2.1:1"))
+
+
+async def test_a_message_of_a_dialled_peer_has_only_so_many_pieces() -> None:
+    async def speak(socket: ServerConnection) -> None:
+        for pieces in ([b"in ", b"two"], [b"whole"], [b""] * 2000):
+            await socket.send(pieces)
+        await socket.wait_closed()
+
+    async with serve(speak, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with connect(f"ws://127.0.0.1:{port}", create_connection=DialedConnection) as socket:
+            wire = DialedPeerSocket(socket)
+            assert [await wire.receive(), await wire.receive()] == [b"in two", b"whole"]
+            with pytest.raises(RoomViolation, match="too many pieces"):
+                await wire.receive()
+
+
+class _UnreadTransport:
+    is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return 17 << 20
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_a_dialled_peer_that_sends_pings_and_does_not_read_is_left() -> None:
+    connection = DialedConnection.__new__(DialedConnection)
+    connection.transport = transport = _UnreadTransport()  # type: ignore[assignment]
+    connection.data_received(b"\x89\x00")
+    assert transport.is_aborted

@@ -32,6 +32,7 @@ from gatepost.errors import (
     GatepostError,
     InvalidProof,
     InvalidRequest,
+    RoomViolation,
     TokenAlreadyUsed,
     Unavailable,
     WrongHost,
@@ -63,6 +64,10 @@ _TIMEOUT_SECS = 10.0
 # A circuit to an onion service takes a while.
 _ONION_TIMEOUT_SECS = 60.0
 _MAX_ANSWER_BYTES = 64 * 1024
+# A message in more pieces is refused: pieces without content count for nothing in its size.
+_MAX_PIECES = 1024
+# Our own messages wait until the peer reads. Answers to its pings do not, so they are bounded here.
+_MAX_UNREAD_BYTES = 16 << 20
 _TRUST_ADVICE = (
     "give the certificate of its authority to `gatepost join --ca FILE`, which keeps it,"
     " or name the file in room.tls_ca"
@@ -195,6 +200,7 @@ class JoinClient:
                 additional_headers=ticket,
                 subprotocols=[Subprotocol(SUBPROTOCOL)],
                 max_size=MAX_MESSAGE_BYTES,
+                create_connection=DialedConnection,
                 open_timeout=_timeout_for(url),
                 close_timeout=1,
                 compression="deflate" if self._settings.delivery.compress_links else None,
@@ -294,6 +300,16 @@ class DirectConnect(connect):
         return exc
 
 
+class DialedConnection(ClientConnection):
+    """Ends if the peer sends pings and does not read the answers."""
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
+            self.transport.abort()
+        else:
+            super().data_received(data)
+
+
 class DialedPeerSocket:
     """A WebSocket we opened, as the `PeerSocket` of a connection."""
 
@@ -301,13 +317,17 @@ class DialedPeerSocket:
         self._socket = socket
 
     async def receive(self) -> bytes | None:
+        pieces: list[bytes] = []
         try:
-            message = await self._socket.recv()
+            async for piece in self._socket.recv_streaming(decode=False):
+                pieces.append(piece)
+                if len(pieces) > _MAX_PIECES:
+                    raise RoomViolation("the message has too many pieces", rule="too_large")
         except ConnectionClosed as closed:
             if closed.rcvd is not None and closed.rcvd.code >= 4000:
                 raise Forbidden(f"the peer ended the connection: {closed.rcvd.reason}") from None
             return None
-        return message if isinstance(message, bytes) else message.encode()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def send(self, message: bytes) -> None:
         await self._socket.send(message)
