@@ -1,5 +1,6 @@
 """Six tables equal those that DuckDB makes of the archive, by the documentation alone."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ OBJECTIVES = {"window_ms": 300_000, "online_ms": 60_000, "objective_ms": 5_000, 
 
 
 @pytest.fixture(scope="module")
-def reckoned(world: World) -> duckdb.DuckDBPyConnection:
+def reckoned(world: World) -> Iterator[duckdb.DuckDBPyConnection]:
     """The tables as `docs/pipeline_reckoning.md` defines them."""
-    connection = duckdb.connect(config={"threads": 1})
-    for name, query, files in (
-        ("events", EVENTS, f"{world.archive}/node=*/date=*/*.parquet"),
-        ("segments", SEGMENTS, f"{world.archive}/node=*/_manifest.json"),
-    ):
-        connection.execute(f"CREATE TABLE {name} AS {query}", [files])
-    for name, value in OBJECTIVES.items():
-        connection.execute(f"SET VARIABLE {name} = {value}")
-    connection.execute(STATEMENTS.read_text())
-    return connection
+    with duckdb.connect(config={"threads": 1}) as connection:
+        for name, query, files in (
+            ("events", EVENTS, f"{world.archive}/node=*/date=*/*.parquet"),
+            ("segments", SEGMENTS, f"{world.archive}/node=*/_manifest.json"),
+        ):
+            connection.execute(f"CREATE TABLE {name} AS {query}", [files])
+        for name, value in OBJECTIVES.items():
+            connection.execute(f"SET VARIABLE {name} = {value}")
+        connection.execute(STATEMENTS.read_text())
+        yield connection
 
 
 def reckoned_rows(connection: duckdb.DuckDBPyConnection, name: str, columns: list[str]) -> Rows:

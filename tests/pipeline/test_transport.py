@@ -16,6 +16,7 @@ from gatepost.pipeline.jobs.pipeline import Pipeline
 from gatepost.pipeline.report.gatherer import gather_report
 from gatepost.pipeline.transport import (
     RESULT_PART,
+    Block,
     FoldStep,
     LocalTransport,
     PartBlock,
@@ -32,7 +33,7 @@ def read_numbers(share: int) -> Iterator[PartBlock]:
     return ((number % 3, bytes([number])) for number in range(share))
 
 
-def add_up(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+def add_up(blocks: Iterator[Block]) -> Iterator[PartBlock]:
     total = sum(block[0] for block in blocks)
     if total:
         yield RESULT_PART, bytes([total])

@@ -62,6 +62,8 @@ _SQL_SETTINGS = {
     # Otherwise listing more than 32 files starts a Spark job of its own.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }
+# Kernels have compressed their blocks already.
+_SHUFFLE_SETTINGS = {"spark.shuffle.compress": "false", "spark.shuffle.spill.compress": "false"}
 
 
 def require_spark() -> None:
@@ -138,19 +140,23 @@ def is_local(master: str) -> bool:
 def _base_settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str, str]:
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J.format(level=log_level))
-    settings = _SQL_SETTINGS | {
-        "spark.master": master,
-        "spark.app.name": name,
-        _JVM_OPTIONS_KEY: f"{_JVM_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}"
-        f" -Dderby.system.home={scratch} -Djava.io.tmpdir={scratch}",
-        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
-        "spark.sql.catalogImplementation": "in-memory",
-        "spark.ui.enabled": "false",
-        # Otherwise every column function asks the JVM twice for its call site in our code.
-        "spark.python.sql.dataFrameDebugging.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    }
+    settings = (
+        _SQL_SETTINGS
+        | _SHUFFLE_SETTINGS
+        | {
+            "spark.master": master,
+            "spark.app.name": name,
+            _JVM_OPTIONS_KEY: f"{_JVM_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}"
+            f" -Dderby.system.home={scratch} -Djava.io.tmpdir={scratch}",
+            "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+            "spark.sql.catalogImplementation": "in-memory",
+            "spark.ui.enabled": "false",
+            # Otherwise every column function asks the JVM twice for its call site in our code.
+            "spark.python.sql.dataFrameDebugging.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        }
+    )
     # Executors reach buckets with the credentials of the driver; Spark redacts them.
     settings |= {
         f"spark.executorEnv.{key}": value

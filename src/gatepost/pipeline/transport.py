@@ -11,6 +11,7 @@ in this process: few events take less time than a JVM needs to start.
 
 import os
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
@@ -23,10 +24,15 @@ Share = TypeVar("Share")
 
 # The number of a part, and a block for it.
 PartBlock = tuple[int, bytes]
-FoldKernel = Callable[[Iterator[bytes]], Iterable[PartBlock]]
+# A block that arrived: memory of the batch it came in, which is not copied.
+Block = bytes | memoryview
+FoldKernel = Callable[[Iterator[Block]], Iterable[PartBlock]]
 
-SMALL_ROWS: Final = 500_000
-"""Up to this many rows, this process alone is done before Spark would have started."""
+SMALL_ROWS: Final = 1_500_000
+"""Up to this many rows, this process alone is done before a session of Spark would be.
+
+A row takes about 4 µs here. Spark takes 6 s to start, and then 7 µs for a row on one of its cores.
+"""
 
 RESULT_PART = 0
 """The part of blocks that are results, in the last step of a job."""
@@ -143,7 +149,9 @@ def _fold_blocks(
     kernel: FoldKernel,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def fold_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        blocks = (block for batch in batches for block in batch.column("block").to_pylist())
+        blocks = (
+            memoryview(block.as_buffer()) for batch in batches for block in batch.column("block")
+        )
         return _to_batches(kernel(blocks))
 
     return fold_partition
@@ -151,5 +159,6 @@ def _fold_blocks(
 
 def _to_batches(blocks: Iterable[PartBlock]) -> Iterator[pa.RecordBatch]:
     for part, block in blocks:
-        columns = [pa.array([part], pa.int32()), pa.array([block], pa.binary())]
-        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_SCHEMA)
+        ends = pa.py_buffer(struct.pack("=2i", 0, len(block)))
+        whole = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(block)])
+        yield pa.RecordBatch.from_arrays([pa.array([part], pa.int32()), whole], _ARROW_SCHEMA.names)

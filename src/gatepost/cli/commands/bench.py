@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -252,6 +252,7 @@ def bench_pipeline(
     events: Annotated[list[PositiveInt] | None, Parameter(consume_multiple=True)] = None,
     nodes: PositiveInt = 8,
     master: str = "local[*]",
+    shape: Literal["one-sender", "many-nodes"] | None = None,
     folder: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
@@ -264,6 +265,7 @@ def bench_pipeline(
 
       gatepost bench pipeline
       gatepost bench pipeline --events 1000000 --json
+      gatepost bench pipeline --shape one-sender --master spark://host:7077
 
     Parameters
     ----------
@@ -274,6 +276,9 @@ def bench_pipeline(
         Number of gateways in the archive.
     master
         Spark master.
+    shape
+        Measure one run over an archive that is hard to divide instead: one sender with ten million
+        deliveries in an hour, or a thousand nodes with a hundred segments each.
     folder
         Folder for archives and tables. Default: $GATEPOST_HOME, else ~/.gatepost.
     """
@@ -282,12 +287,27 @@ def bench_pipeline(
     from gatepost.bench import pipeline as measured
 
     home = _bench_folder(folder)
+    if shape is not None:
+        _bench_shape(home, shape, master, options)
+        return
     sizes = tuple(events) if events else measured.PipelineBenchOptions().sizes
     wanted = measured.PipelineBenchOptions(sizes, nodes, master)
     with require_pipeline():
         result = measured.bench_pipeline(home, wanted, output.print_hint)
     console = Console(highlight=False)
     output.print_result(options, result, lambda: console.print(measured.render_result(result)))
+
+
+def _bench_shape(folder: Path, shape: str, master: str, options: OutputOptions) -> None:
+    from rich.console import Console
+
+    from gatepost.bench import pipeline_shapes
+
+    with require_pipeline():
+        result = pipeline_shapes.measure_shape(folder, shape, master, output.print_hint)
+    console = Console(highlight=False)
+    shown = pipeline_shapes.render_shape(result)
+    output.print_result(options, result, lambda: console.print(shown))
 
 
 def _bench_folder(folder: Path | None) -> Path:

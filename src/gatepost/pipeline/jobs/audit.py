@@ -41,7 +41,7 @@ from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, write_files
 from gatepost.pipeline.small_tables import count_values
 from gatepost.pipeline.tables.schemas import VIOLATIONS
-from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
+from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
 # About how many events one executor reads, and compares, at once.
 _READ_ROWS = 500_000
@@ -217,10 +217,10 @@ def _read_kernel(parts: int, max_inline: int) -> Callable[[AuditShare], Iterator
 
 def _compare_kernel(
     parts: int, known: OutboxKnowledge
-) -> Callable[[Iterator[bytes]], Iterator[PartBlock]]:
+) -> Callable[[Iterator[Block]], Iterator[PartBlock]]:
     """Compares events with receipts; everything else passes through."""
 
-    def compare(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+    def compare(blocks: Iterator[Block]) -> Iterator[PartBlock]:
         named = _group_blocks(blocks)
         sent, receipts = named.pop(evidence.SENT, []), named.pop(evidence.RECEIPTS, [])
         passed = ((name, table) for name, tables in named.items() for table in tables)
@@ -239,10 +239,10 @@ def _compare_kernel(
 
 def _finish_kernel(
     nodes: frozenset[str], folder: str
-) -> Callable[[Iterator[bytes]], Iterator[PartBlock]]:
+) -> Callable[[Iterator[Block]], Iterator[PartBlock]]:
     """Checks the order of turns, and writes all violations of this part."""
 
-    def finish(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+    def finish(blocks: Iterator[Block]) -> Iterator[PartBlock]:
         named = _group_blocks(blocks)
         found = named.get(evidence.FOUND, [])
         if turns := named.get(promises.TURNS):
@@ -270,7 +270,7 @@ def _split_blocks(tables: NamedTables, keys: Mapping[str, str], parts: int) -> I
                 yield number, encode_block(name, chosen)
 
 
-def _group_blocks(blocks: Iterable[bytes]) -> dict[str, list[pa.Table]]:
+def _group_blocks(blocks: Iterable[Block]) -> dict[str, list[pa.Table]]:
     named: dict[str, list[pa.Table]] = {}
     for name, table in map(decode_block, blocks):
         named.setdefault(name, []).append(table)

@@ -21,6 +21,8 @@ from gatepost.pipeline.kernels.facts import (
     ID_COLUMNS,
     TEXT_COLUMNS,
     Facts,
+    decode_parts,
+    encode_parts,
     facts_from_events,
     hours_of,
 )
@@ -28,12 +30,14 @@ from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem, write_files
 from gatepost.pipeline.read_plan import RowEstimate, Slice
 from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS
-from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
+from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
 # About how many events one executor reads at once, and how many facts it folds at once.
 _READ_ROWS = 2_000_000
 _FOLDED_FACTS = 750_000
 _BATCH_ROWS = 128 * 1024
+# Marks a result that is a file of activity.
+_ACTIVITY_FILE = b"activity"
 
 
 class NewEvents(Struct, frozen=True):
@@ -90,10 +94,22 @@ def _write_activity(counted: Sequence[pa.Table], folder: str | None) -> Iterable
     return write_files(batches, folder, ACTIVITY.names, ()) if folder else ()
 
 
+class WrittenDeliveries(Struct, frozen=True):
+    deliveries: list[WrittenFile]
+    activity: list[WrittenFile]
+
+
 def write_deliveries(
-    transport: Transport, source: NewEvents, stored: Sequence[StoredFile], folder: str
-) -> list[WrittenFile]:
-    """Merge new events into stored deliveries, and write those to few files for each hour."""
+    transport: Transport,
+    source: NewEvents,
+    stored: Sequence[StoredFile],
+    folder: str,
+    survey: SurveyRequest | None = None,
+) -> WrittenDeliveries:
+    """Merge new events into stored deliveries, and write those to few files for each hour.
+
+    With `survey`, activity is counted in the same pass over the events.
+    """
     archive, slots = source.archive, transport.slots
     estimates = [*map(_slice_estimate, source.slices), *map(_file_estimate, stored)]
     rows = sum(estimate.rows for estimate in estimates)
@@ -101,24 +117,37 @@ def write_deliveries(
 
     def read_blocks(share: list[Slice] | StoredFile) -> Iterator[PartBlock]:
         """The facts of a share as blocks, each with the number of its stretch of time."""
-        for read in _read_facts(archive, share):
+        counted: list[pa.Table] = []
+        for read in _read_facts(archive, share, survey, counted):
             for part, block in read.split_by_time(cuts):
                 yield part, block.encode()
+        for file in _write_activity(counted, survey.activity if survey else None):
+            yield RESULT_PART, encode_parts([file.encode()])
 
-    def fold_blocks(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+    def fold_blocks(blocks: Iterator[Block]) -> Iterator[PartBlock]:
         """Write the deliveries of one stretch of time, from all its blocks."""
-        parts = [Facts.decode(block) for block in blocks]
-        rows = (
-            lifecycle.build_deliveries(Facts.join_parts(parts)).to_batches(_BATCH_ROWS)
-            if parts
-            else []
-        )
-        for file in write_files(rows, folder, DELIVERIES.names, ("hour",)):
-            yield RESULT_PART, file.encode()
+        facts: list[Facts] = []
+        for block in blocks:
+            parts = decode_parts(block)
+            if len(parts) == 1:
+                yield RESULT_PART, encode_parts([_ACTIVITY_FILE, parts[0]])
+            else:
+                facts.append(Facts.from_parts(parts))
+        rows = lifecycle.build_deliveries(Facts.join_parts(facts)) if facts else None
+        del facts
+        batches = rows.to_batches(_BATCH_ROWS) if rows is not None else []
+        for file in write_files(batches, folder, DELIVERIES.names, ("hour",)):
+            yield RESULT_PART, encode_parts([file.encode()])
 
     shares: list[list[Slice] | StoredFile] = [*_plan_shares(transport, source), *stored]
-    files = transport.run(shares, read_blocks, FoldStep(len(cuts) + 1, fold_blocks))
-    return [WrittenFile.decode(file) for file in files]
+    found = map(
+        decode_parts, transport.run(shares, read_blocks, FoldStep(len(cuts) + 1, fold_blocks))
+    )
+    files = [(len(parts) > 1, WrittenFile.decode(bytes(parts[-1]))) for parts in found]
+    return WrittenDeliveries(
+        [file for is_activity, file in files if not is_activity],
+        [file for is_activity, file in files if is_activity],
+    )
 
 
 def _slice_estimate(piece: Slice) -> RowEstimate:
@@ -133,11 +162,20 @@ def _plan_shares(transport: Transport, source: NewEvents) -> list[list[Slice]]:
     return read_plan.pack_slices(source.slices, transport.slots, _READ_ROWS)
 
 
-def _read_facts(archive: str, share: list[Slice] | StoredFile) -> Iterator[Facts]:
+def _read_facts(
+    archive: str,
+    share: list[Slice] | StoredFile,
+    survey: SurveyRequest | None,
+    counted: list[pa.Table],
+) -> Iterator[Facts]:
+    """The facts of a share; the activity of new events is added to `counted`."""
     if isinstance(share, StoredFile):
         yield from map(lifecycle.facts_from_deliveries, _read_stored(share.uri))
-    else:
-        yield from map(facts_from_events, _read_events(archive, share, FACT_COLUMNS))
+        return
+    for events in _read_events(archive, share, FACT_COLUMNS):
+        if survey:
+            counted.append(activity.count_activity(events, survey.batch, survey.objectives))
+        yield facts_from_events(events)
 
 
 def _read_stored(file: str) -> Iterator[pa.Table]:

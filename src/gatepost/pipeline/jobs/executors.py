@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from gatepost.pipeline.parquet import WrittenFile, write_files
 from gatepost.pipeline.tables.schemas import TableSpec
-from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
+from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
 Share = TypeVar("Share")
 Made = TypeVar("Made")
@@ -37,7 +37,7 @@ def combine_on_executor(
     def read(share: Share) -> Iterator[PartBlock]:
         yield RESULT_PART, pickle.dumps(work(share))
 
-    def fold(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+    def fold(blocks: Iterator[Block]) -> Iterator[PartBlock]:
         yield RESULT_PART, pickle.dumps(combine([pickle.loads(block) for block in blocks]))
 
     for made in transport.run(shares, read, FoldStep(1, fold)):

@@ -23,12 +23,13 @@ from gatepost.pipeline.kernels.columns import Numbers
 from gatepost.pipeline.kernels.hour_deliveries import (
     HOUR_COLUMNS,
     HOUR_TEXT_COLUMNS,
+    SLO_COLUMNS,
     HourDeliveries,
 )
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, read_file, write_files
 from gatepost.pipeline.tables.schemas import CASES, PACES, SLO, TASKS, TRAFFIC, TableSpec
-from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
+from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
 # About how many deliveries are processed at once, and how many by one executor.
 _AT_ONCE = 1_000_000
@@ -142,7 +143,7 @@ class _HourKernel:
         """The deliveries by node and window."""
         window = slo.slo_window(hour.sent_at, piece.hour, self._objectives)
         key = _hash_nodes(hour) + window // self._objectives.window_ms
-        rows = hour.deliveries.append_column(
+        rows = hour.deliveries.select(SLO_COLUMNS).append_column(
             "hour", pa.array(np.full(len(hour), piece.hour, np.int64))
         )
         for part in range(piece.parts):
@@ -150,14 +151,14 @@ class _HourKernel:
             if chosen.num_rows:
                 yield piece.part + part, encode_block(_LEVELS, chosen)
 
-    def fold_blocks(self, blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+    def fold_blocks(self, blocks: Iterator[Block]) -> Iterator[PartBlock]:
         """Make service levels and traffic of all blocks of a part; files pass through."""
         levels: list[pa.Table] = []
         sums: list[pa.Table] = []
         for block in blocks:
             name, table = decode_block(block)
             if name == _FILE:
-                yield RESULT_PART, block
+                yield RESULT_PART, bytes(block)
             else:
                 (levels if name == _LEVELS else sums).append(table)
         if levels:

@@ -73,8 +73,12 @@ class TableUpdater:
 
     def __call__(self, source: NewEvents, taken: PipelineBatch) -> None:
         batch = BatchTransaction(APP_ID, taken.number)
-        hours = self._survey_events(source, batch)
-        self._write_deliveries(source, batch, hours)
+        hours = None
+        if table_exists(self._tables.table_path(schemas.DELIVERIES)):
+            hours = self._survey_events(source, batch)
+            self._merge_deliveries(source, batch, hours)
+        else:
+            self._write_first_deliveries(source, batch)
         self._write_hourly_tables(batch, hours)
         self._write_findings(batch, taken)
         self._compact_activity()
@@ -85,30 +89,39 @@ class TableUpdater:
         if len(files_since(path, "last_at", 0)) >= _MANY_FILES:
             compact_table(self._transport, path)
 
-    def _survey_events(self, source: NewEvents, batch: BatchTransaction) -> set[int] | None:
-        """Count activity; returns the hours that change, or None if the tables are still empty."""
+    def _survey_events(self, source: NewEvents, batch: BatchTransaction) -> set[int]:
+        """Count activity; returns the hours that change."""
+        activity, wanted = self._begin_activity(batch, hours=True)
+        found = deliveries.survey_events(self._transport, source, wanted)
+        activity.commit(found.activity)
+        return found.hours
+
+    def _begin_activity(
+        self, batch: BatchTransaction, *, hours: bool
+    ) -> tuple[TableWrite, SurveyRequest]:
         activity = begin_write(
             self._tables.table_path(schemas.ACTIVITY), schemas.ACTIVITY.schema, transaction=batch
         )
-        wanted = SurveyRequest(
-            batch.batch,
-            self._objectives,
-            activity=None if activity.earlier_commit else activity.path,
-            hours=table_exists(self._tables.table_path(schemas.DELIVERIES)),
-        )
-        found = deliveries.survey_events(self._transport, source, wanted)
-        activity.commit(found.activity)
-        return found.hours if wanted.hours else None
+        folder = None if activity.earlier_commit else activity.path
+        return activity, SurveyRequest(batch.batch, self._objectives, folder, hours)
 
-    def _write_deliveries(
-        self, source: NewEvents, batch: BatchTransaction, hours: set[int] | None
+    def _merge_deliveries(
+        self, source: NewEvents, batch: BatchTransaction, hours: set[int]
     ) -> None:
         writing = self._begin_replacing(schemas.DELIVERIES, batch, hours)
         if not writing.earlier_commit:
             stored = self._hour_files(schemas.DELIVERIES, hours) if hours else []
-            writing.commit(
-                deliveries.write_deliveries(self._transport, source, stored, writing.path)
-            )
+            made = deliveries.write_deliveries(self._transport, source, stored, writing.path)
+            writing.commit(made.deliveries)
+
+    def _write_first_deliveries(self, source: NewEvents, batch: BatchTransaction) -> None:
+        """Count activity in the same pass: no stored hour has to be known before it."""
+        activity, wanted = self._begin_activity(batch, hours=False)
+        writing = self._begin_replacing(schemas.DELIVERIES, batch, None)
+        survey = wanted if wanted.activity else None
+        made = deliveries.write_deliveries(self._transport, source, [], writing.path, survey)
+        activity.commit(made.activity)
+        writing.commit(made.deliveries)
 
     def _write_hourly_tables(self, batch: BatchTransaction, hours: set[int] | None) -> None:
         writes = {table: self._begin_replacing(table, batch, hours) for table in HOURLY}

@@ -15,7 +15,7 @@ FOUND_SCHEMA: Final = pa.schema(
     [field for field in arrow_schema(VIOLATIONS) if field.name != "sentence"]
 )
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _NAME = b"gatepost.block"
 
 
@@ -28,7 +28,7 @@ def encode_block(name: str, table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def decode_block(block: bytes) -> tuple[str, pa.Table]:
+def decode_block(block: bytes | memoryview) -> tuple[str, pa.Table]:
     with pa.ipc.open_stream(pa.py_buffer(block)) as stream:
         table = stream.read_all()
     return table.schema.metadata[_NAME].decode(), table.replace_schema_metadata(None)

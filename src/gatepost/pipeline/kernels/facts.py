@@ -192,27 +192,45 @@ class Facts(Struct, frozen=True):
 
     def encode(self) -> bytes:
         words = pa.RecordBatch.from_arrays([self.words], ["word"])
-        return msgspec.msgpack.encode([_encode_ipc(b) for b in (self.told, self.sent, words)])
+        return encode_parts([_encode_ipc(batch) for batch in (self.told, self.sent, words)])
 
     @classmethod
-    def decode(cls, block: bytes) -> Self:
-        told, sent, words = map(_decode_ipc, msgspec.msgpack.decode(block, type=list[bytes]))
+    def decode(cls, block: bytes | memoryview) -> Self:
+        return cls.from_parts(decode_parts(block))
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[memoryview]) -> Self:
+        """The facts of a decoded block; they keep its memory."""
+        told, sent, words = map(_decode_ipc, parts)
         return cls(told, sent, words["word"])
 
 
-# Compressed, because blocks are copied several times on their way.
-_IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+def encode_parts(parts: Sequence[bytes | memoryview]) -> bytes:
+    """One block of several byte strings."""
+    return msgspec.msgpack.encode(parts)
 
 
-def _encode_ipc(batch: pa.RecordBatch) -> bytes:
+def decode_parts(block: bytes | memoryview) -> list[memoryview]:
+    """The byte strings of a block, without copying them."""
+    return msgspec.msgpack.decode(block, type=list[memoryview])
+
+
+# Compressed, because blocks are copied several times on their way. An executor has one core.
+_IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+
+
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+def _encode_ipc(batch: pa.RecordBatch) -> memoryview:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_IPC_OPTIONS) as stream:
         stream.write_batch(batch)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue())
 
 
-def _decode_ipc(block: bytes) -> pa.RecordBatch:
-    with pa.ipc.open_stream(pa.py_buffer(block)) as stream:
+def _decode_ipc(block: memoryview) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(block), options=_READ_OPTIONS) as stream:
         return stream.read_next_batch()
 
 

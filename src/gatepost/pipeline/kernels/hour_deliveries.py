@@ -27,6 +27,11 @@ HOUR_COLUMNS: Final = (
     *("replied_at", "dead_at", "duplicates", "amended", "closed", "task"),
 )
 """The columns that are read of a delivery."""
+SLO_COLUMNS: Final = (
+    *("node", "kind", "outcome", "sent_at", "size", "attempts", "accepted_at", "processed_at"),
+    *("replied_at", "dead_at", "duplicates", "amended", "closed", "task"),
+)
+"""The columns that service levels are made of."""
 
 
 class HourDeliveries(CodedColumns):

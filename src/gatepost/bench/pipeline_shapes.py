@@ -1,0 +1,289 @@
+"""Measures the pipeline on archives that are hard to divide: one busy sender, or very many nodes.
+
+The nodes form a ring: each of the first `senders` sends to the next node, which accepts and
+processes every message. All of it happens within one hour. The archives are signed, but not
+chained: `run` takes them in, and an audit would not.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from gatepost.archive import manifest
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, ArchiveSegment
+from gatepost.bench.mailbox import BenchMachine, describe_machine
+from gatepost.bench.process_memory import EXECUTOR_NAME, watch_largest_tree, watch_memory
+from gatepost.errors import BenchFailed
+from gatepost.events import NodeKey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gatepost.pipeline.kernels.columns import Numbers
+
+# 2026-03-03T08:00:00Z
+_START: Final = 1_772_524_800_000
+_HOUR_MS: Final = 3_600_000
+_DATE: Final = "2026-03-03"
+_INCARNATION: Final = "a1"
+_ACCEPT_MS, _PROCESS_MS = 5, 50
+_EVENTS_PER_DELIVERY = 3
+
+
+class ArchiveShape(Struct, frozen=True):
+    nodes: int
+    senders: int
+    segments: int
+    deliveries: int
+
+    @property
+    def deliveries_per_segment(self) -> int:
+        return self.deliveries // self.senders // self.segments
+
+    @property
+    def events(self) -> int:
+        return self.deliveries_per_segment * self.senders * self.segments * _EVENTS_PER_DELIVERY
+
+
+SHAPES: Final = {
+    "one-sender": ArchiveShape(nodes=2, senders=1, segments=100, deliveries=10_000_000),
+    "many-nodes": ArchiveShape(nodes=1000, senders=1000, segments=100, deliveries=1_000_000),
+}
+
+
+class ShapeResult(Struct, frozen=True):
+    """`executor_mib` is the most memory of one executor with its Python workers."""
+
+    machine: BenchMachine
+    name: str
+    shape: ArchiveShape
+    master: str
+    events: int
+    session_seconds: float
+    seconds: float
+    driver_mib: int
+    executor_mib: int
+
+
+def write_shaped_archive(root: str, shape: ArchiveShape) -> None:
+    """Write the archive into an empty folder."""
+    store = ArchiveStore.open(root)
+    for node in range(shape.nodes):
+        segments, first = [], 1
+        for part in range(shape.segments):
+            rows = _segment_rows(shape, node, part)
+            if rows is not None:
+                segments.append(_write_segment(store, _node_name(node), rows, first))
+                first += rows.num_rows
+        listed = ArchiveManifest(
+            node=_node_name(node),
+            public_key=b"",
+            incarnations=(ArchivedIncarnation(_INCARNATION, 1),),
+            segments=tuple(segments),
+            archived_through=first - 1,
+        )
+        key = NodeKey(node.to_bytes(32, "big"))
+        manifest.write_manifest(store, manifest.sign_manifest(listed, key))
+
+
+def _node_name(node: int) -> str:
+    return f"node-{node:04d}"
+
+
+def _segment_rows(shape: ArchiveShape, node: int, part: int) -> "pa.Table | None":
+    """What a node sends and answers in one part of the hour, in the order of time."""
+    import pyarrow as pa
+
+    tables = []
+    if node < shape.senders:
+        tables.append(_messages(shape, node, part))
+    asker = (node - 1) % shape.nodes
+    if asker < shape.senders:
+        tables += _receipts(shape, asker, part)
+    return pa.concat_tables(tables).sort_by("created_at") if tables else None
+
+
+def _messages(shape: ArchiveShape, node: int, part: int) -> "pa.Table":
+    import numpy as np
+    import pyarrow as pa
+
+    number, sent_at = _numbers_and_times(shape, part)
+    columns = {
+        "event_id": _message_ids(node, number, sent_at),
+        "kind": _repeat("message", len(number)),
+        "source_agent": _repeat(f"sender-{node}", len(number)),
+        "to_node": _repeat(_node_name((node + 1) % shape.nodes), len(number)),
+        "to_agent": _repeat("receiver", len(number)),
+        "pair_seq": pa.array(number + 1),
+        "corr_id": pa.array(number).cast(pa.string()),
+        "created_at": pa.array(sent_at),
+        "expires_at": pa.array(sent_at + _HOUR_MS),
+        "payload_size": pa.array(np.full(len(number), 286, np.int32)),
+    }
+    return _event_table(columns, len(number))
+
+
+def _receipts(shape: ArchiveShape, asker: int, part: int) -> "Iterator[pa.Table]":
+    import pyarrow as pa
+
+    number, sent_at = _numbers_and_times(shape, part)
+    for place, (status, outcome, later) in enumerate(
+        (("accepted", None, _ACCEPT_MS), ("processed", "ok", _PROCESS_MS)), 1
+    ):
+        columns = {
+            "event_id": _message_ids(asker, number, sent_at + later, place),
+            "kind": _repeat("ack", len(number)),
+            "to_node": _repeat(_node_name(asker), len(number)),
+            "ref_id": _message_ids(asker, number, sent_at),
+            "created_at": pa.array(sent_at + later),
+            "status": _repeat(status, len(number)),
+            "outcome": _repeat(outcome, len(number)),
+        }
+        yield _event_table(columns, len(number))
+
+
+def _numbers_and_times(shape: ArchiveShape, part: int) -> "tuple[Numbers, Numbers]":
+    """The numbers of a sender's messages in this part, and when they are sent."""
+    import numpy as np
+
+    count = shape.deliveries_per_segment
+    number = np.arange(part * count, (part + 1) * count, dtype=np.int64)
+    spread = _HOUR_MS - 2 * _PROCESS_MS
+    return number, _START + number * spread // (count * shape.segments)
+
+
+def _message_ids(node: int, number: "Numbers", at: "Numbers", place: int = 0) -> "pa.Array":
+    import numpy as np
+
+    from gatepost.pipeline.kernels.blocks import join_ids
+
+    high = at.astype(np.uint64) << np.uint64(16)
+    low = np.uint64((node << 2 | place) << 40) + number.astype(np.uint64)
+    return join_ids(high, low)
+
+
+def _repeat(text: str | None, rows: int) -> "pa.Array":
+    import pyarrow as pa
+
+    return pa.repeat(pa.scalar(text, pa.string()), rows)
+
+
+def _event_table(columns: "dict[str, pa.Array]", rows: int) -> "pa.Table":
+    """Events with these columns; the others are null, or what the schema demands."""
+    import numpy as np
+    import pyarrow as pa
+
+    from gatepost.archive.schema import EVENT_SCHEMA
+
+    common = {
+        "incarnation": _repeat(_INCARNATION, rows),
+        "attempt": pa.array(np.ones(rows, np.int32)),
+        "digest": pa.repeat(pa.scalar(bytes(32)), rows),
+    }
+    known = common | columns
+    fields = [field.with_nullable(True) for field in EVENT_SCHEMA]
+    arrays = [
+        known[field.name].cast(field.type) if field.name in known else pa.nulls(rows, field.type)
+        for field in fields
+    ]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _write_segment(store: ArchiveStore, node: str, rows: "pa.Table", first: int) -> ArchiveSegment:
+    import hashlib
+
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    last = first + rows.num_rows - 1
+    numbered = pa.array(np.arange(first, last + 1, dtype=np.int64))
+    rows = rows.set_column(rows.schema.get_field_index("seq"), "seq", numbered)
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd", row_group_size=128 * 1024)
+    content = bytes(sink.getvalue())
+    path = f"date={_DATE}/{first:020}-{last:020}.parquet"
+    store.write_file(f"node={node}/{path}", content)
+    times = pc.min_max(rows["created_at"]).as_py()
+    return ArchiveSegment(
+        path=path,
+        incarnation=_INCARNATION,
+        first=first,
+        last=last,
+        rows=rows.num_rows,
+        bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        min_created_at=times["min"],
+        max_created_at=times["max"],
+        chain="0" * 64,
+        archived_at=times["max"],
+    )
+
+
+def measure_shape(
+    folder: Path,
+    name: str,
+    master: str,
+    step: Callable[[str], object] = str,
+    shape: ArchiveShape | None = None,
+) -> ShapeResult:
+    """Write an archive of this shape, and make all tables of it in one run."""
+    shape = shape or SHAPES[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as work_dir:
+        archive, tables = f"{work_dir}/archive", f"{work_dir}/tables"
+        step(f"{name}: writing {shape.events:,} events of {shape.nodes:,} nodes")
+        write_shaped_archive(archive, shape)
+        step(f"{name}: the full run")
+        return _time_run(archive, tables, name, shape, master)
+
+
+def _time_run(
+    archive: str, tables: str, name: str, shape: ArchiveShape, master: str
+) -> ShapeResult:
+    from gatepost.pipeline.jobs.pipeline import update_tables
+    from gatepost.pipeline.session import spark_session
+    from gatepost.pipeline.transport import SparkTransport
+
+    with watch_memory() as driver, watch_largest_tree(EXECUTOR_NAME) as executor:
+        start = time.perf_counter()
+        with spark_session(master, name="bench", brief=True) as spark:
+            session = time.perf_counter() - start
+            ran = update_tables(SparkTransport(spark), archive, tables)
+            seconds = time.perf_counter() - start - session
+    if ran.events != shape.events or ran.aside:
+        raise BenchFailed(f"{shape.events} events were archived, {ran.events} read")
+    peaks = driver[0] // 2**20, executor[0] // 2**20
+    return ShapeResult(
+        describe_machine(), name, shape, master, ran.events, session, seconds, *peaks
+    )
+
+
+def render_shape(result: ShapeResult) -> RenderableType:
+    table = Table(title=f"pipeline, {result.name}", title_justify="left")
+    for heading in ("nodes", "segments", "events", "seconds", "session s", "executor MiB"):
+        table.add_column(heading, justify="right")
+    shape = result.shape
+    table.add_row(
+        f"{shape.nodes:,}",
+        f"{shape.nodes * shape.segments:,}",
+        f"{result.events:,}",
+        f"{result.seconds:.1f}",
+        f"{result.session_seconds:.1f}",
+        f"{result.executor_mib:,}" if result.executor_mib else "in the driver",
+    )
+    about = result.machine
+    return Group(
+        table,
+        f"Memory of the driver and its children: {result.driver_mib:,} MiB",
+        f"Machine: {about.cores} cores, Python {about.python}, {about.system};"
+        f" Spark on {result.master}",
+    )
