@@ -29,9 +29,9 @@ def test_one_sender_in_one_hour_is_divided_and_counted_once(
 ) -> None:
     monkeypatch.setattr(hourly_tables, "_AT_ONCE", 200)
     shape = ArchiveShape(nodes=2, senders=1, segments=4, deliveries=1200)
-    archive, tables = str(tmp_path / "archive"), str(tmp_path / "tables")
+    archive, tables = tmp_path / "archive", str(tmp_path / "tables")
     write_shaped_archive(archive, shape)
-    ran = backfill_tables(LocalTransport(), archive, tables)
+    ran = backfill_tables(LocalTransport(), str(archive), tables)
     assert (ran.events, ran.aside) == (shape.events, ()) == (3600, ())
     rows = list(small_tables.read_rows(tables, DELIVERIES))
     assert {row["state"] for row in rows} == {"processed"}
@@ -46,9 +46,9 @@ def test_one_sender_in_one_hour_is_divided_and_counted_once(
 
 def test_many_nodes_are_each_counted(tmp_path: Path) -> None:
     shape = ArchiveShape(nodes=20, senders=20, segments=5, deliveries=300)
-    archive, tables = str(tmp_path / "archive"), str(tmp_path / "tables")
+    archive, tables = tmp_path / "archive", str(tmp_path / "tables")
     write_shaped_archive(archive, shape)
-    assert backfill_tables(LocalTransport(), archive, tables).events == 900
+    assert backfill_tables(LocalTransport(), str(archive), tables).events == 900
     sent = [row["sent"] for row in small_tables.read_rows(tables, TRAFFIC)]
     assert sent == [15] * 20
 

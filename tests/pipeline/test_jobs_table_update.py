@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gatepost.pipeline.delta_tables import CommitResult, TableWrite, files_since
+from gatepost.pipeline.delta_tables import CommitResult, StoredFile, TableWrite, files_since
 from gatepost.pipeline.jobs import table_update as module
 from gatepost.pipeline.jobs.findings import FindingsInput, _build_findings
 from gatepost.pipeline.jobs.pipeline import Pipeline, RunSummary
@@ -76,9 +76,10 @@ def test_what_lies_further_back_than_anybody_looks_is_left_alone(tmp_path: Path)
             ("cases", rows_to_table(CASES, [waits]).drop_columns(["hour"])),
         ):
             pq.write_table(table, tmp_path / name)
-        known = FindingsInput(
-            now - 30 * day, now, [str(tmp_path / "activity")], [str(tmp_path / "cases")], []
+        activity, cases = (
+            StoredFile(str(tmp_path / name), 0, rows=1) for name in ("activity", "cases")
         )
+        known = FindingsInput(now - 30 * day, now, [activity], [cases], [])
         return _build_findings(known, Objectives())[INCIDENTS]
 
     assert incidents(now - 29 * day)["class"].to_pylist() == ["silent_node"]

@@ -154,15 +154,15 @@ class TableUpdater:
         return FindingsInput(
             since * schemas.HOUR_MS,
             as_of,
-            activity=[file.uri for file in recent],
+            activity=recent,
             cases=self._recent_files(schemas.CASES, since),
             paces=self._recent_files(schemas.PACES, since),
             aside=taken.aside,
         )
 
-    def _recent_files(self, table: TableSpec, since: int) -> list[str]:
+    def _recent_files(self, table: TableSpec, since: int) -> list[StoredFile]:
         stored = list_files(self._tables.table_path(table), "hour")
-        return [file.uri for file in stored if file.value >= since]
+        return [file for file in stored if file.value >= since]
 
     def _hour_files(self, table: TableSpec, hours: Collection[int] | None) -> list[StoredFile]:
         stored = list_files(self._tables.table_path(table), "hour")

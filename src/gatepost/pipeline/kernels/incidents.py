@@ -16,13 +16,14 @@ from gatepost.pipeline.kernels.columns import ABSENT, NONE, Codes, Flags, Number
 from gatepost.pipeline.kernels.groups import CodedColumns, Groups, earliest_known
 from gatepost.pipeline.kernels.slo import window_start
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.arrow_schemas import rows_to_table
-from gatepost.pipeline.tables.schemas import INCIDENTS
+from gatepost.pipeline.tables.arrow_schemas import arrow_schema, rows_to_table
+from gatepost.pipeline.tables.schemas import ACTIVITY, INCIDENTS
 
 if TYPE_CHECKING:
     from gatepost.pipeline.read_plan import SetAside
 
 MOST_SAMPLES: Final = 5
+_NO_ACTIVITY = CodedColumns(arrow_schema(ACTIVITY).empty_table())
 
 Row = dict[str, Any]
 
@@ -45,9 +46,40 @@ def find_incidents(
     cases: CodedColumns, activity: CodedColumns, as_of: int, objectives: Objectives
 ) -> pa.Table:
     """Find all incidents as of the latest known event."""
-    return rows_to_table(
-        INCIDENTS, _IncidentFinder(cases, activity, as_of, objectives).incident_rows()
+    parts = (
+        find_receiver_incidents(cases, activity, as_of, objectives),
+        find_sender_incidents(cases, as_of, objectives),
+        find_clock_skews(cases, as_of, objectives),
     )
+    return pa.concat_tables(parts)
+
+
+def find_receiver_incidents(
+    cases: CodedColumns, activity: CodedColumns, as_of: int, objectives: Objectives
+) -> pa.Table:
+    """Find the incidents of nodes that were sent to; needs all cases and activity of a node."""
+    finder = _IncidentFinder(cases, activity, as_of, objectives)
+    return rows_to_table(INCIDENTS, finder.receiver_rows())
+
+
+def find_sender_incidents(cases: CodedColumns, as_of: int, objectives: Objectives) -> pa.Table:
+    """Find the incidents of nodes that gave up; needs all dead letters of a node."""
+    finder = _IncidentFinder(cases, _NO_ACTIVITY, as_of, objectives)
+    return rows_to_table(INCIDENTS, finder.sender_rows())
+
+
+def find_clock_skews(cases: CodedColumns, as_of: int, objectives: Objectives) -> pa.Table:
+    """Find clocks that differ; needs all cases that `is_skewed` selects."""
+    finder = _IncidentFinder(cases, _NO_ACTIVITY, as_of, objectives)
+    return rows_to_table(INCIDENTS, finder.clock_skew_rows())
+
+
+def is_skewed(cases: CodedColumns, objectives: Objectives) -> Flags:
+    """Whether each case was accepted before it was sent, by the clocks of its nodes."""
+    accepted_at = cases.number_column("accepted_at")
+    ahead_ms = cases.number_column("sent_at") - accepted_at
+    skewed: Flags = (accepted_at != ABSENT) & (ahead_ms > objectives.clock_skew * 1000)
+    return skewed
 
 
 def describe_aside(aside: Iterable["SetAside"]) -> pa.Table:
@@ -96,26 +128,26 @@ class _IncidentFinder:
             cases.number_column("accepted_at"), cases.number_column("dead_at")
         )
 
-    def incident_rows(self) -> Iterator[Row]:
+    def receiver_rows(self) -> Iterator[Row]:
         yield from self._sla_breaches()
+        yield from self._find_backlogs()
+        yield from self._silent_nodes()
+
+    def sender_rows(self) -> Iterator[Row]:
         dead = self._cases.number_column("dead_at") != ABSENT
         unroutable = self._cases.is_any("reason", "no_route")
         yield from self._routing_misses(np.flatnonzero(dead & unroutable))
         yield from self._dead_letter_bursts(np.flatnonzero(dead & ~unroutable))
-        yield from self._find_backlogs()
-        yield from self._silent_nodes()
-        yield from self._clock_skews()
 
     # -- clocks
 
-    def _clock_skews(self) -> Iterator[Row]:
+    def clock_skew_rows(self) -> Iterator[Row]:
         """Nodes whose clock differs from that of others: receipts came before their messages.
 
         Of two clocks that differ, the wrong one is that which differs from more others.
         """
-        accepted_at = self._cases.number_column("accepted_at")
-        ahead_ms = np.where(accepted_at == ABSENT, ABSENT, self._sent_at - accepted_at)
-        rows = np.flatnonzero(ahead_ms > self._objectives.clock_skew * 1000)
+        ahead_ms = self._sent_at - self._cases.number_column("accepted_at")
+        rows = np.flatnonzero(is_skewed(self._cases, self._objectives))
         sender, receiver = (self._cases.text_codes(name)[rows] for name in ("node", "to_node"))
         others: dict[int, set[int]] = {}
         for one, other in set(zip(sender.tolist(), receiver.tolist(), strict=True)):
