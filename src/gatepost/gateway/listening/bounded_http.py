@@ -20,6 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from gatepost.errors import GatepostError
 from gatepost.gateway.listening.connection_pool import ConnectionSlot, attach_slot
+from gatepost.gateway.listening.frame_meter import FrameMeter
 from gatepost.wire import Failure
 
 _MAX_HEAD_BYTES = 64 * 1024
@@ -32,9 +33,9 @@ _UNREAD_SECS = 30.0
 # The same for the rest of an answer, after which the connection is closed.
 _LINGER_SECS = 5.0
 _ACCEPT_SECS = 30.0
-# The bytes of a WebSocket that are parsed before the clock is looked at, and the time after which
-# others have their turn. A frame takes some microseconds, and may have two bytes.
-_PARSED_BYTES = 1024
+# The frames of a WebSocket that are parsed before the clock is looked at, and the time after which
+# others have their turn. A frame takes some microseconds.
+_PARSED_FRAMES = 64
 _PARSE_SECS = 0.001
 # So many turns of the event loop are for others. A turn without work costs next to nothing.
 _TURNS_OF_OTHERS = 8
@@ -250,7 +251,10 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._slot = slot
         self._writing: WriteDeadline
         self._deadline: asyncio.TimerHandle
+        self._has_request = False
+        self._frames = FrameMeter()
         self._unparsed = bytearray()
+        self._is_behind = False
         self._next_slice: asyncio.Handle | None = None
         self._held_pong = b""
 
@@ -269,6 +273,11 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     # -- reading
 
     def data_received(self, data: bytes) -> None:
+        """The first call brings the request of the handshake, whole. All others bring frames."""
+        if not self._has_request:
+            self._has_request = True
+            super().data_received(data)
+            return
         self._unparsed += data
         if self._next_slice is None:
             self._parse_slice()
@@ -277,11 +286,16 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         """Parse until the time is up. The rest waits, and nothing more is read meanwhile."""
         self._next_slice = None
         ends = time.perf_counter() + _PARSE_SECS
-        while self._unparsed and not self.transport.is_closing():
-            piece = bytes(self._unparsed[:_PARSED_BYTES])
-            del self._unparsed[:_PARSED_BYTES]
+        self._is_behind = False
+        while not self.transport.is_closing():
+            size = self._frames.measure_frames(self._unparsed, _PARSED_FRAMES)
+            if not size:
+                break
+            piece = bytes(self._unparsed[:size])
+            del self._unparsed[:size]
             super().data_received(piece)
             if time.perf_counter() > ends:
+                self._is_behind = True
                 break
         self._schedule_rest()
 
@@ -289,7 +303,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         """Go on after some turns of others, or once the application has taken its messages."""
         if self.transport.is_closing():
             self._unparsed.clear()
-        elif self._unparsed:
+        elif self._is_behind:
             self.transport.pause_reading()
             if not self.read_paused and self._next_slice is None:
                 self._pass_turn(_TURNS_OF_OTHERS)
@@ -304,7 +318,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def receive(self) -> Any:
         message = await super().receive()
-        if self._unparsed:
+        if self._is_behind:
             self._schedule_rest()
         return message
 
