@@ -66,3 +66,13 @@ def test_a_refused_number_among_closed_ones_is_still_its_senders_to_decide() -> 
     pair.go_back_to(4)
     pair.close_through(10)
     assert pair.is_next_closed(), "it was withdrawn, and closed elsewhere"
+
+
+def test_a_refused_number_that_was_given_up_holds_up_no_number_that_comes_again() -> None:
+    pair = InboxPair("a-1", 3)
+    pair.note_refused(3)
+    pair.advance_to(4)
+    pair.go_back_to(1)  # The sender withdraws earlier numbers, and sends them here again.
+    pair.advance_to(3)
+    pair.close_through(3)
+    assert pair.is_next_closed()

@@ -50,6 +50,9 @@ class InboxPair(Struct):
     def advance_to(self, number: int) -> None:
         if number > self.next:
             self.next, self.changed = number, True
+            if self.refused < number:
+                # Its sender has decided, and may take back numbers before it later on.
+                self.refused = 0
 
     def close_through(self, number: int) -> None:
         self.closed, self.changed = max(self.closed, number), True
