@@ -22,11 +22,15 @@ class CheckedReceipt(Struct, frozen=True):
 
 
 class EventHistory(Struct):
-    """All that the outboxes say about one tracked event of one source."""
+    """All that the outboxes say about one tracked event of one source.
+
+    `sent` maps each node that the event was routed to to the first attempt for that node.
+    """
 
     source: str
     first: JournalEvent
     routes: list[str] = field(default_factory=list)
+    sent: dict[str, JournalEvent] = field(default_factory=dict)
     offered: set[str] = field(default_factory=set)
     given: set[str] = field(default_factory=set)
     confirmed: set[str] = field(default_factory=set)
@@ -87,6 +91,12 @@ class CheckedMesh:
             return event.created_at
         return groups[bisect_left(groups, (event.seq, 0))][1]
 
+    def is_premature(self, history: EventHistory, receipt: CheckedReceipt) -> bool:
+        """Whether a receipt is a forgery: its node was not sent the event before, or never."""
+        sent = history.sent.get(receipt.node)
+        given_at = self.time_on_disk(receipt.node, receipt.event)
+        return sent is None or given_at < self.time_on_disk(history.source, sent)
+
     def journey(self, history: EventHistory) -> list[EventHistory]:
         """The events of one message, from this one back to the one that its sender emitted."""
         found = [history]
@@ -123,6 +133,7 @@ def _add_route(histories: EventHistories, journal: GatewayJournal, event: Journa
         history.delivery = journal.deliveries.get(event.event_id)
     if event.to_node_id is not None:
         history.routes.append(event.to_node_id)
+        history.sent.setdefault(event.to_node_id, event)
         if event.offer:
             history.offered.add(event.to_node_id)
         elif event.is_whole:

@@ -195,8 +195,7 @@ def _check_blobs(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for history in mesh.histories.values():
         ref = history.first.payload_ref
         for receipt in history.receipts if ref is not None and mesh.seen.blobs else ():
-            # A receipt of a gateway that the message never went to is a forgery.
-            if receipt.status != "accepted" or receipt.node not in history.routes or ref is None:
+            if receipt.status != "accepted" or mesh.is_premature(history, receipt) or ref is None:
                 continue
             digest = ref.digest
             stored = mesh.seen.blobs.get((receipt.node, digest))
