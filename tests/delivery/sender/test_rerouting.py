@@ -44,6 +44,20 @@ def test_a_fallback_takes_over_and_the_owner_that_returns_does_nothing(
     assert {a.state(id) for id in ids} == {"accepted"}
 
 
+def test_a_pair_that_moves_does_so_after_a_restart_too(mesh: Mesh, c: Gate, b: Gate) -> None:
+    """c delivered some messages to B itself, and the next one comes back to it."""
+    online(mesh, "a", "c", fallback=True)
+    ids = c.send_many(b, 2)
+    online(mesh, "a", "b", "c", fallback=True)
+    ids += c.send_many(b, 1)
+    assert c.state(ids[2]) == "emitted"
+    c.core.sender.rolled_back()  # It forgets which pairs move, as when it restarts.
+    online(mesh, "a", "c", fallback=True)
+    assert {c.state(id) for id in ids} == {"accepted"}
+    assert c.do(partial(take_turns, c)) == ids
+    assert {c.state(id) for id in ids} == {"processed"}
+
+
 def test_a_pair_with_accepted_work_waits_for_its_owner(mesh: Mesh, a: Gate, b: Gate) -> None:
     online(mesh, "a", "b", "c", fallback=True)
     wire = mesh.link("a", "b")

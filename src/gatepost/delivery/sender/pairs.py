@@ -99,9 +99,10 @@ class SenderPairs:
         """
         if not first:
             return 1
-        ((last, routed, _, _),) = tx.fetch_all(_SELECT_PAIR, pair)
+        ((last, routed, _, moving),) = tx.fetch_all(_SELECT_PAIR, pair)
         elsewhere = self._lowest_number(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node)) is not None
-        untold = elsewhere or (routed != node and first < last)
+        # A pair that moves stops only when a node was told: this node may have restarted since.
+        untold = elsewhere or moving > 0 or (routed != node and first < last)
         base = self._lowest_number(tx, _LOWEST_OPEN, pair, below=first) or first
         tx.execute(_SET_ROUTE, (node, base, _UNTOLD if untold else 0, *pair))
         if untold:
