@@ -206,7 +206,7 @@ def _open_frames(gateway: GatewayProcess) -> contextlib.AbstractContextManager[C
     headers = {"authorization": f"Bearer {gateway.token}"}
     url = gateway.url.replace("http", "ws") + "/v1/ws"
     opened: contextlib.AbstractContextManager[ClientConnection] = connect(
-        url, additional_headers=headers, compression=None
+        url, additional_headers=headers, compression=None, open_timeout=_ANSWER_SECS
     )
     return opened
 
