@@ -810,6 +810,26 @@ def test_what_is_too_old_is_forgotten_and_so_is_who_never_comes(
     assert replicas(s) == 0, "it is not followed any more"
 
 
+def test_a_reader_that_comes_back_while_its_source_is_given_up_is_served(
+    mesh: Mesh, a: Gate, b: Gate, s: Gate
+) -> None:
+    """The source has not heard yet that nobody follows it any more."""
+    assert s.host is not None
+    wire_of(mesh, "b", "s").cut()
+    mesh.flow()
+    mesh.clock.advance(REPLICA_KEEP_MS + 1)
+    s.host.prune_replicas(s.commit)
+    s.work()
+    back = mesh.link("b", "s")
+    while s.rows("SELECT 1 FROM relay_reader WHERE reader = 'b'") == []:
+        back.step()
+        b.work()
+        s.work()
+    ids = a.send_many(b, 2)
+    mesh.flow()
+    assert b.mail() == ids
+
+
 def test_a_source_that_is_away_longer_than_events_are_kept_is_relayed_when_it_comes() -> None:
     """Its reader was linked all the time, and asks only once."""
     mesh = Mesh("a", "b", "s", relays=["s"])

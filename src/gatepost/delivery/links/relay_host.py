@@ -223,6 +223,8 @@ class RelayHostPart:
         # How many Follow frames the peer has not answered yet.
         self._unanswered = 0
         self._restarts = False
+        # The last of them ends the following.
+        self._is_stopping = False
         # The peer's last request, until it is handled, and the outboxes of its latest one.
         self._request: RelayFrame | None = None
         self._wants: frozenset[str] = frozenset()
@@ -235,7 +237,8 @@ class RelayHostPart:
 
     @property
     def is_following(self) -> bool:
-        return self._unanswered > 0 or self._follower is not None
+        """Whether this part follows the peer, or is about to."""
+        return self._follower is not None or (self._unanswered > 0 and not self._is_stopping)
 
     def handle_hello(self, hello: HelloFrame) -> None:
         self._incarnations = hello.incarnations
@@ -276,7 +279,7 @@ class RelayHostPart:
 
         If the peer has not answered the last Follow yet, start again when it has.
         """
-        self._restarts = self._unanswered > 0
+        self._restarts, self._is_stopping = self._unanswered > 0, False
         if self._restarts:
             return
         self._unanswered += 1
@@ -294,7 +297,7 @@ class RelayHostPart:
         self._restarts = False
         if self.is_following:
             self._unanswered += 1
-            self._follower = None
+            self._follower, self._is_stopping = None, True
             self._port.send(FollowFrame([], 0))
 
     def _send_follow(self, position: ReplicaPosition | None) -> None:
