@@ -263,6 +263,35 @@ def test_a_large_result_completes_the_task_when_its_blob_is_here() -> None:
     assert mesh.a.gate.rows("SELECT key, size FROM blob") == [(b"k" * 32, 9)]
 
 
+@pytest.mark.parametrize("result", [b'1,"status":"failed"', b"\xff", b"", b"[" * 300 + b"]" * 300])
+def test_a_result_that_clients_could_not_read_fails_the_task(result: bytes) -> None:
+    """Clients get it inside a JSON document, which its executor could otherwise write on."""
+    mesh = TaskMesh()
+    id = mesh.create()
+    mesh.b.accept(id)
+    task = mesh.b.task(id)
+    events = mesh.b.engine.executed._events
+    mesh.b.gate.do(lambda tx: events.report(tx, task, EventKind.TASK_COMPLETE, TaskInfo(), result))
+    mesh.flow()
+    assert (mesh.a.task(id).state, mesh.a.task(id).error_code) == ("failed", "invalid_request")
+    assert mesh.a.payload(id).result is None
+    assert mesh.a.gate.core.abuse.counts() == {("b", "unreadable_payload"): 1}
+
+
+def test_a_result_that_is_the_blob_of_another_fails_the_task() -> None:
+    mesh = TaskMesh()
+    id = mesh.create()
+    mesh.b.accept(id)
+    digest = "sha256:" + "1" * 64
+    sql = "INSERT INTO blob (digest, key, size, created_at) VALUES (?, ?, 9, 0)"
+    mesh.a.gate.do(lambda tx: tx.execute(sql, (digest, b"secret".ljust(32))))
+    mesh.b.gate.do(lambda tx: tx.execute(sql, (digest, b"guessed".ljust(32))))
+    mesh.b.report(id, "complete", result_ref=digest)
+    mesh.flow()
+    assert (mesh.a.task(id).state, mesh.a.payload(id).result_ref) == ("failed", None)
+    assert mesh.a.gate.core.abuse.counts() == {("b", "foreign_blob"): 1}
+
+
 def test_a_request_that_cannot_be_read_has_failed() -> None:
     mesh = TaskMesh()
     new = NewTask("A", "x", to_agents=["B"])

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from gatepost.capabilities.schema_cost import check_cost
 from gatepost.errors import ContractMismatch, InvalidRequest
 from gatepost.journal.transaction import Tx
 
@@ -95,6 +96,7 @@ def _compile(schema: dict[str, Any] | bool, name: str) -> Any:
             raise InvalidRequest(f"the {name} schema refers to {str(value)[:80]!r}, outside itself")
         if key in ("$id", "$schema") and depth > 0:
             raise InvalidRequest(f"the {name} schema has a {key} inside")
+    check_cost(schema, name)
     try:
         return jsonschema_rs.Draft202012Validator(
             # An expression that takes for ever must not: this engine takes linear time.

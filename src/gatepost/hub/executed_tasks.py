@@ -23,6 +23,7 @@ from gatepost.errors import (
     WrongState,
 )
 from gatepost.events import EventKind, TaskInfo, fingerprint_content, parse_event_id
+from gatepost.events.json_payload import check_json_text
 from gatepost.hub import tasks
 from gatepost.hub.agent_definition import AgentDefinition
 from gatepost.hub.policy import PolicyAgent
@@ -162,9 +163,14 @@ class ExecutedTasks:
     def complete_task(self, tx: Tx, id: str, result: TaskPayload) -> Task:
         """Complete a task, once: a repeat with the same result gives the same answer.
 
-        A result that does not fit the contract of its capability fails the task instead. A result
-        that is a blob is not read here.
+        A result that clients could not read, or that does not fit the contract of its capability,
+        fails the task instead. A result that is a blob is not read here.
         """
+        if result.result is not None:
+            try:
+                check_json_text(result.result)
+            except InvalidRequest as error:
+                return self.fail_task(tx, id, error.code, f"its result: {error.message}")
         # Most gateways have no capabilities: look for a contract only where there can be one.
         contract = None
         if self._parts.router.capabilities:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gatepost.delivery.blob_records import has_blob, keep_blob
+from gatepost.delivery.abuse import AbuseKind
+from gatepost.delivery.blob_records import find_blob, has_blob, keep_blob
 from gatepost.delivery.decisions import (
     NOTHING,
     BlobWanted,
@@ -15,7 +16,7 @@ from gatepost.delivery.decisions import (
 )
 from gatepost.delivery.fanout import copy_event_id
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
-from gatepost.errors import Forbidden, IdempotencyConflict, WrongState
+from gatepost.errors import Forbidden, IdempotencyConflict, InvalidRequest, WrongState
 from gatepost.events import (
     EventKind,
     PayloadRef,
@@ -24,6 +25,7 @@ from gatepost.events import (
     format_event_id,
     parse_event_id,
 )
+from gatepost.events.json_payload import check_json_payload
 from gatepost.hub import tasks
 from gatepost.hub.policy import PolicyPrincipal
 from gatepost.hub.task_attempts import TaskAttempts
@@ -55,7 +57,7 @@ _SELECT_NODE = "SELECT node FROM delivery WHERE event_id = ?"
 _INSERT_BLOB = """
 INSERT OR REPLACE INTO task_blob (digest, task, source, key, size, at) VALUES (?, ?, ?, ?, ?, ?)
 """
-_TAKE_BLOB = "DELETE FROM task_blob WHERE digest = ? RETURNING task, key, size"
+_TAKE_BLOB = "DELETE FROM task_blob WHERE digest = ? RETURNING task, key, size, source"
 _SELECT_OPEN_REMOTE = """
 SELECT id, executor_node, agent FROM task
 WHERE executor = 'remote' AND ended_at IS NULL AND updated_at < ? LIMIT ?
@@ -68,6 +70,7 @@ AND NOT EXISTS (
     SELECT 1 FROM delivery d WHERE d.event_id = task.id AND d.processed_at IS NULL
 ) ORDER BY id
 """
+_UNREADABLE, _FOREIGN_BLOB = AbuseKind.UNREADABLE_PAYLOAD, AbuseKind.FOREIGN_BLOB
 _decode_note = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -258,8 +261,7 @@ class RequestedTasks:
         elif envelope.kind == EventKind.TASK_UPDATE:
             self._follow_update(tx, task, info, content)
         else:
-            mark = fingerprint_content(content)
-            self._follow_completion(tx, task, TaskPayload(result=content, mark=mark))
+            self._follow_result(tx, task, reported.source, content)
         return NOTHING
 
     def _follow_acceptance(self, tx: Tx, task: Task, info: TaskInfo) -> None:
@@ -308,6 +310,17 @@ class RequestedTasks:
         info = TaskInfo(failure_class=failure_class_of(code))
         self._pass_on(tx, task, EventKind.TASK_FAILED, info, content)
 
+    def _follow_result(self, tx: Tx, task: Task, source: str, content: bytes) -> None:
+        """Clients get the result inside a JSON document, so it must be one JSON value."""
+        try:
+            check_json_payload(content)
+        except InvalidRequest as error:
+            self._parts.core.abuse.report_abuse(source, _UNREADABLE, error.message)
+            self.end_undelivered(tx, task, error.code, f"its result: {error.message}")
+            return
+        mark = fingerprint_content(content)
+        self._follow_completion(tx, task, TaskPayload(result=content, mark=mark))
+
     def _follow_completion(self, tx: Tx, task: Task, result: TaskPayload) -> None:
         self._advance_to_running(tx, task)
         task = tasks.complete_task(tx, task.id, result)[0]
@@ -347,12 +360,18 @@ class RequestedTasks:
         return (BlobWanted(ref.digest, source),)
 
     def complete_with_blob(self, tx: Tx, digest: str) -> Decisions:
-        for id, key, size in tx.fetch_all(_TAKE_BLOB, (digest,)):
+        for id, key, size, source in tx.fetch_all(_TAKE_BLOB, (digest,)):
             keep_blob(tx, PayloadRef(digest, size, {}), key)
             task = tasks.find_task(tx, format_event_id(id))
-            if task is not None and not task.has_ended:
-                result = TaskPayload(result_ref=digest, mark=digest.encode())
-                self._follow_completion(tx, task, result)
+            if task is None or task.has_ended:
+                continue
+            # An executor that refers to a blob must be able to open it.
+            if find_blob(tx, digest)[0] != key:
+                self._parts.core.abuse.report_abuse(source, _FOREIGN_BLOB, digest)
+                self.end_undelivered(tx, task, "forbidden", "its result is the blob of another")
+                continue
+            result = TaskPayload(result_ref=digest, mark=digest.encode())
+            self._follow_completion(tx, task, result)
         return NOTHING
 
     # -- ends that no executor reported

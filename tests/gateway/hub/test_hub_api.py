@@ -1,5 +1,6 @@
 """The hub's API over HTTP: who may do what, and what each answer is."""
 
+import json
 import threading
 from typing import Any
 
@@ -140,6 +141,27 @@ def test_every_endpoint_refuses_callers_without_a_valid_token(hub: HubClient) ->
     assert _list_tasks(hub) == before
     for id in (expired, target):
         hub.cancel(id)
+
+
+def test_a_session_passes_on_no_blob_of_others_and_nothing_that_others_cannot_read(
+    hub: HubClient,
+) -> None:
+    script = "cat $GATEPOST_TOKEN_FILE; echo; exec sleep 1000"
+    hub.define("delegator", "sh", "-c", script, capabilities=["create_tasks"])
+    with hub.http() as http:
+        http.put("/v1/agents/bystander")
+        digest = http.post("/v1/blobs", content=b'"of the operator"').json()["digest"]
+    task = hub.create("delegator")
+    with hub.http(hub.wait_for_log(task, "\n").strip()) as http:
+        body = {"description": "read it", "agent_name": "delegator", "input_ref": digest}
+        assert http.post("/api/hub/tasks", json=body).json()["code"] == "unknown_blob"
+        deep = json.loads("[" * 300 + "]" * 300)
+        for payload, code in ((deep, "invalid_request"), ("x" * 70_000, "payload_too_large")):
+            body = {"recipient": "bystander", "type": "x", "payload": payload}
+            assert http.post("/api/hub/messages", json=body).json()["code"] == code
+        report = {"event": "task.completed", "result": deep}
+        http.post("/api/hub/messages", json={"recipient": "hub", "type": "x", "payload": report})
+    assert hub.wait_for_end(task)["error_code"] == "invalid_request"
 
 
 def test_a_session_reaches_no_more_than_its_scope(hub: HubClient) -> None:

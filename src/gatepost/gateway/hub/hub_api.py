@@ -11,6 +11,7 @@ from litestar.params import FromQuery, JSONBody, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from gatepost.delivery.blob_records import find_key_for_agent
 from gatepost.errors import InvalidRequest, Unavailable
 from gatepost.events import AgentId, Digest, EventId, MsgId, parse_event_id
 from gatepost.gateway.api.http_routes import while_connected
@@ -115,7 +116,13 @@ class HubApi:
         if caller.token is not None:
             granted = caller.token.capabilities
             self.core.policy.evaluate_capability(principal, _DELEGATE, granted).require_allowed()
+            await self._require_own_blob(caller.token.agent_name, new.input_ref)
         return await self.tasks.create_tasks(new, principal)
+
+    async def _require_own_blob(self, agent: str, digest: str | UnsetType) -> None:
+        """Refuse a blob that belongs to no mail or message of a session's agent."""
+        if not isinstance(digest, UnsetType):
+            await self.core.read(lambda tx: find_key_for_agent(tx, digest, agent))
 
     async def list_tasks(self, request: AnyRequest, wanted: TaskFilter, limit: int) -> TaskList:
         caller = caller_of(request)

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gatepost.delivery.send_request import fingerprint_payload, fingerprint_send
-from gatepost.errors import Forbidden, GatepostError, InvalidRequest, PolicyDenied
+from gatepost.errors import Forbidden, GatepostError, InvalidRequest, PayloadTooLarge, PolicyDenied
 from gatepost.events import AgentId, fingerprint_content
+from gatepost.events.json_payload import check_json_text
 from gatepost.gateway.api.mailbox_operations import MailboxOperations
 from gatepost.gateway.api.tasks.task_views import (
     HubMessage,
@@ -116,8 +117,16 @@ class HubMessageService:
             raise PolicyDenied(decided.reason or "the policy does not permit this message")
         payload = b"null" if isinstance(new.payload, UnsetType) else bytes(new.payload)
         if new.recipient != HUB:
+            self._check_payload(payload)
             self._send_mail(tx, caller.name, new, payload, id)
         return None if caller.token is None else self._apply_event(tx, caller.token, payload)
+
+    def _check_payload(self, payload: bytes) -> None:
+        """The rules for every payload that travels inline."""
+        limit = self._core.settings.limits.max_payload_inline
+        if len(payload) > limit:
+            raise PayloadTooLarge(f"a message has at most {limit} bytes, this has {len(payload)}")
+        check_json_text(payload)
 
     def _send_mail(self, tx: Tx, sender: str, new: NewHubMessage, payload: bytes, id: str) -> None:
         content = msgspec.json.encode(_HubPayload(new.type, Raw(payload)))
