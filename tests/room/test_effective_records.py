@@ -129,6 +129,30 @@ def test_a_capability_goes_when_its_agent_goes_also_after_it_was_looked_at() -> 
     )
 
 
+def test_an_edge_node_takes_no_capability_of_another_by_a_later_epoch() -> None:
+    """Tasks for a capability go to its owner, with their inputs."""
+    eve = author("eve", at=NOW + 4)
+    spy = claim(eve, "agents", "spy", agent("eve"))
+    mine = replace(CAPABILITY, owner_agent_id="spy", epoch=2**31 - 1)
+    taken = claim(eve, "capabilities.catalog", "job", mine)
+    for publisher in (BEN, VPS):
+        published = claim(publisher, "capabilities.catalog", "job", CAPABILITY)
+        view = room(*EVERYONE, BENS, entry(eve), spy, published, taken).effective
+        assert view.capability_catalog["job"].owner_agent_id == "job"
+    view = room(*EVERYONE, BENS, entry(eve), spy, taken).effective
+    assert view.capability_catalog["job"].owner_agent_id == "spy"
+
+
+def test_a_capability_follows_its_owner_to_another_gateway_and_backbone_nodes_replace_it() -> None:
+    stale = claim(VPS, "capabilities.catalog", "job", CAPABILITY)
+    later = claim(BEN, "capabilities.catalog", "job", replace(CAPABILITY, version="2", epoch=2))
+    assert room(*EVERYONE, BENS, stale, later).effective.capability_catalog["job"].version == "2"
+    other = replace(CAPABILITY, owner_agent_id="other", epoch=2)
+    replaced = claim(VPS, "capabilities.catalog", "job", other)
+    view = room(*EVERYONE, BENS, PUBLISHED, replaced).effective
+    assert view.capability_catalog["job"].owner_agent_id == "other"
+
+
 def test_the_index_follows_the_agent_also_where_the_catalog_stays() -> None:
     published = claim(VPS, "capabilities.catalog", "job", CAPABILITY)
     seen = room(*EVERYONE, BENS, published, INDEXED)

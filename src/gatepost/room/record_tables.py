@@ -176,12 +176,19 @@ class RecordTables:
         )
 
     def _choose_capability(self, id: str, records: list[SignedRecord]) -> CapabilityRecord | None:
-        return _highest_epoch(
-            [
-                claim
-                for member, claim in self._claims_by_members(records, CapabilityRecord)
-                if self._may_describe(member, claim.owner_agent_id)
-            ]
+        """An edge node takes no capability of a backbone node, or of one that is senior to it.
+
+        Epochs order the claims of backbone nodes, and those about the same owner.
+        """
+        claims = [
+            (member, claim)
+            for member, claim in self._claims_by_members(records, CapabilityRecord)
+            if self._may_describe(member, claim.owner_agent_id)
+        ]
+        trusted = [claim for member, claim in claims if member.may(Act.DESCRIBE_ANY_AGENT)]
+        first = _highest_epoch(trusted or [claim for _, claim in claims[:1]])
+        return first and _highest_epoch(
+            [claim for _, claim in claims if claim.owner_agent_id == first.owner_agent_id]
         )
 
     def _choose_eligibility(self, id: str, records: list[SignedRecord]) -> EligibilityRecord | None:
