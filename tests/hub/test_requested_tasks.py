@@ -159,6 +159,17 @@ def test_a_request_that_expires_has_failed() -> None:
     assert mesh.states(id) == ("failed", "failed")
 
 
+def test_an_executor_that_begins_after_the_task_has_ended_is_told_to_stop() -> None:
+    mesh = TaskMesh()
+    id = mesh.create()
+    requested, task = mesh.a.engine.requested, mesh.a.task(id)
+    mesh.a.gate.do(lambda tx: requested.end_undelivered(tx, task, "expired", "too late"))
+    mesh.b.accept(id)
+    mesh.flow()
+    assert mesh.states(id) == ("failed", "cancelled")
+    assert mesh.b.task(id).error == "it had ended for its requester: expired"
+
+
 def test_the_tasks_of_a_revoked_gateway_are_lost() -> None:
     mesh = TaskMesh()
     id = mesh.create()

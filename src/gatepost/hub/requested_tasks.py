@@ -155,25 +155,12 @@ class RequestedTasks:
         """Ask the gateway that executes a task to cancel it: that one decides."""
         id = self._parts.core.node.event_ids.next_id()
         payload = msgspec.json.encode({"reason": reason})
-        ref = self._find_request(tx, task)
+        ref = _find_request(tx, self._parts.core.node.id, task)
         out = OutgoingEvent(
             id, EventKind.TASK_CANCEL, task.requester, task.agent, task.id, payload,
             ref_event_id=ref, order="none", origin_event_id=None if ref == task.id else task.id,
         )  # fmt: skip
-        self._events.send_cancel(tx, out, self._executor_node(tx, task, ref))
-
-    def _find_request(self, tx: Tx, task: Task) -> str:
-        """The event by which a task was last requested, or handed on, elsewhere."""
-        own, id = self._parts.core.node.id, parse_event_id(task.id)
-        again = tx.fetch_one(_SELECT_ATTEMPT, (id,))
-        source = own if again else task.requester_node or own
-        sent = again[0] if again else id
-        for _ in range(tasks.MAX_FORWARDS):
-            row = tx.fetch_one(_SELECT_FORWARD, (source, sent))
-            if row is None:
-                break
-            source, sent = own, row[0]
-        return format_event_id(sent)
+        self._events.send_cancel(tx, out, _find_executor_node(tx, task, ref))
 
     def _find_earlier(self, tx: Tx, new: NewTask, content: RequestContent) -> list[Task] | None:
         if not isinstance(new.idempotency_key, UnsetType):
@@ -232,21 +219,23 @@ class RequestedTasks:
         envelope = reported.envelope
         ref = envelope.ref_event_id or ""
         task = tasks.find_requested_task(tx, ref)
-        if task is None or task.executor != "remote" or task.has_ended:
+        if task is None or task.executor != "remote":
             return NOTHING
-        if reported.source != self._executor_node(tx, task, ref):
+        if task.has_ended:
+            self._stop_late_executor(tx, task, reported)
+            return NOTHING
+        if reported.source != _find_executor_node(tx, task, ref):
             raise Forbidden(f"{reported.source} does not execute task {task.id}")
         if task.executor_node != reported.source:
             sql = "UPDATE task SET executor_node = ? WHERE id = ?"
             tx.execute(sql, (reported.source, parse_event_id(task.id)))
         return self._follow(tx, task, reported)
 
-    def _executor_node(self, tx: Tx, task: Task, ref: str) -> str | None:
-        """The node that the request `ref` is routed to, perhaps another one than at first."""
-        if task.accepted_at is not None:
-            return task.executor_node
-        row = tx.fetch_one(_SELECT_NODE, (parse_event_id(ref),))
-        return task.executor_node if row is None else row[0]
+    def _stop_late_executor(self, tx: Tx, task: Task, reported: TaskReported) -> None:
+        """An executor that was away begins a task that has ended here: nobody waits for it."""
+        begins = reported.envelope.kind == EventKind.TASK_ACCEPT and task.accepted_at is None
+        if begins and task.executor_node == reported.source:
+            self.ask_to_cancel(tx, task, f"it had ended for its requester: {task.error_code}")
 
     def _follow(self, tx: Tx, task: Task, reported: TaskReported) -> Decisions:
         envelope = reported.envelope
@@ -425,3 +414,25 @@ def _count_attempts(task: Task, why: str) -> str:
 def _idempotency_key(new: NewTask) -> tuple[str, str]:
     # No key that a client may choose has a space in it, so these are apart from those of messages.
     return new.from_agent, f"task {new.idempotency_key}"
+
+
+def _find_executor_node(tx: Tx, task: Task, ref: str) -> str | None:
+    """The node that the request `ref` is routed to, perhaps another one than at first."""
+    if task.accepted_at is not None:
+        return task.executor_node
+    row = tx.fetch_one(_SELECT_NODE, (parse_event_id(ref),))
+    return task.executor_node if row is None else row[0]
+
+
+def _find_request(tx: Tx, own: str, task: Task) -> str:
+    """The event by which a task was last requested, or handed on, elsewhere."""
+    id = parse_event_id(task.id)
+    again = tx.fetch_one(_SELECT_ATTEMPT, (id,))
+    source = own if again else task.requester_node or own
+    sent = again[0] if again else id
+    for _ in range(tasks.MAX_FORWARDS):
+        row = tx.fetch_one(_SELECT_FORWARD, (source, sent))
+        if row is None:
+            break
+        source, sent = own, row[0]
+    return format_event_id(sent)
