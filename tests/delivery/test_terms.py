@@ -148,6 +148,26 @@ def test_unordered_events_are_held_for_a_full_mailbox_and_accepted_later(
     assert {a.state(id) for id in sent} == {"processed"}
 
 
+def test_an_unordered_event_whose_blob_has_come_waits_for_the_full_mailbox(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    """And says so: who waits for a blob that never comes is given up one day."""
+    digest, key = "sha256:" + "0" * 64, bytes(32)
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, 5, 0, NULL, NULL)", (digest, key)))
+    b.dispatcher.policy = replace(MailboxPolicy(), max_pending=1)
+    a.send(b, order="none")
+    a.send(b, order="none")
+    new = NewSend("A", "B", payload_ref=digest, order="none")
+    a.do(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
+    mesh.flow()
+    assert b.rows("SELECT why FROM held ORDER BY pair_seq DESC") == [("full",), ("blob",)]
+    b.do(lambda tx: b.coordinator.blob_arrived(tx, digest))
+    assert b.rows("SELECT why FROM held") == [("full",), ("full",)]
+    while b.settle():
+        mesh.flow()
+    assert len(b.mail()) == 3
+
+
 def test_a_reply_to_an_unordered_message_waits_for_no_other(mesh: Mesh, a: Gate, b: Gate) -> None:
     sent = a.send(b, order="none").event_id
     mesh.flow()

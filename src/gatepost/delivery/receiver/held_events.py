@@ -52,6 +52,10 @@ _SELECT_EVENT_AT = f"SELECT event_id FROM held WHERE {_OF_PAIR} AND pair_seq = ?
 _REMOVE = f"DELETE FROM held WHERE {_OF_PAIR} AND pair_seq = ?"
 _REMOVE_EVENT = f"DELETE FROM held WHERE {_OF_PAIR} AND event_id = ?"
 _CHANGE_REASON = f"UPDATE held SET why = ?, digest = ? WHERE {_OF_PAIR} AND pair_seq = ?"
+_SHARE_REASON = f"""
+UPDATE held SET why = ?, digest = NULL WHERE {_OF_PAIR} AND {_IS_UNORDERED}
+    AND digest IN (SELECT digest FROM blob)
+"""
 # An event of an earlier incarnation that has the same number goes before all numbered ones, and
 # behind the events that went there before it: under negative numbers, which rise.
 _MOVE_TO_FRONT = f"""
@@ -231,6 +235,10 @@ class HeldEvents:
             digest = _missing_digest(envelope, why)
             self._tx.execute(_CHANGE_REASON, (why, digest, *key, held.number))
         self._note_reason(key, why)
+
+    def share_reason(self, key: PairKey, why: str) -> None:
+        """Events without order whose blob has come wait for this reason now, as those before."""
+        self._tx.execute(_SHARE_REASON, (why, *key))
 
     def _note_reason(self, key: PairKey, why: str) -> None:
         if why == "full":

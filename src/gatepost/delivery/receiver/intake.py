@@ -269,6 +269,7 @@ class Intake:
             if reason in HOLD_REASONS:
                 self.held.keep_waiting(key, held, envelope, reason)
                 if reason != BLOB:
+                    self.held.share_reason(key, reason)
                     return
                 continue
             self.held.remove_unordered(self.source, parse_event_id(envelope.event_id))
