@@ -325,13 +325,16 @@ def _tamper_once(
     change: Callable[[bytes], bytes | None],
     what: str,
 ) -> None:
-    """Change the next frame in this direction that `change` returns other than it was."""
+    """Change the next frame in this direction that `change` returns other than it was.
+
+    A frame is changed once: whoever leaves out a forged event leaves nothing to be noticed.
+    """
     inner, done = mesh.network.tamper, False
 
     def tamper(on: Direction, data: bytes) -> bytes | None:
         nonlocal done
         passed = inner(on, data)
-        if done or passed is None or on != direction:
+        if done or passed is None or passed != data or on != direction:
             return passed
         changed = change(passed)
         if changed != passed:
