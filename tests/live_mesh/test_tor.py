@@ -11,8 +11,8 @@ from gatepost.access import Issuer, MeshSecretStore
 from gatepost.clock import SystemClock
 from gatepost.events import NodeKey
 from gatepost.journal import Tx
-from gatepost.mesh.onion_descriptor import OpenedDescriptor, open_descriptor
-from gatepost.mesh.onion_identity import OnionIdentity, master_identity
+from gatepost.mesh.onion.onion_descriptor import OpenedDescriptor, open_descriptor
+from gatepost.mesh.onion.onion_identity import OnionIdentity, master_identity
 from gatepost.mesh.transports.tor_process import TorProcess
 from tests.cli.conftest import Cli
 from tests.live_mesh.tools import Gateway

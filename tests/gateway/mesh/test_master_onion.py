@@ -11,9 +11,9 @@ from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.current_publisher import CurrentPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
-from gatepost.mesh.onion_blinding import blind_key
-from gatepost.mesh.onion_descriptor import OnionIntroPoint, build_descriptor, open_descriptor
-from gatepost.mesh.onion_identity import OnionIdentity, master_identity
+from gatepost.mesh.onion.onion_blinding import blind_key
+from gatepost.mesh.onion.onion_descriptor import OnionIntroPoint, build_descriptor, open_descriptor
+from gatepost.mesh.onion.onion_identity import OnionIdentity, master_identity
 from gatepost.mesh.transports.tor_control import TorCommandFailed
 from gatepost.mesh.transports.tor_process import TorProcess
 from gatepost.room import RecordAuthor, TransportRecord, sign_admission

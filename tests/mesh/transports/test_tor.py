@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gatepost.errors import TransportUnavailable
-from gatepost.mesh.onion_identity import OnionIdentity
+from gatepost.mesh.onion.onion_identity import OnionIdentity
 from gatepost.mesh.transports.tor import OnionService, TorTransport
 from gatepost.mesh.transports.tor_process import TorProcess
 from tests.mesh.transports.private_tor import missing_for_tor, private_tor_network

@@ -10,7 +10,7 @@ from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.mesh.mesh_views import MeshSecretView
 from gatepost.gateway.peers.room_replica import RoomReplica
-from gatepost.mesh.onion_identity import master_identity
+from gatepost.mesh.onion.onion_identity import master_identity
 from gatepost.room import MeshSecretRecord
 from gatepost.room.roles import may_write
 

@@ -17,14 +17,14 @@ from gatepost.errors import EncryptionError
 from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
 from gatepost.gateway.peers.current_publisher import CurrentPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
-from gatepost.mesh.onion_descriptor import (
+from gatepost.mesh.onion.onion_descriptor import (
     OnionIntroPoint,
     OpenedDescriptor,
     build_descriptor,
     merge_intro_points,
     open_descriptor,
 )
-from gatepost.mesh.onion_identity import OnionIdentity, master_identity
+from gatepost.mesh.onion.onion_identity import OnionIdentity, master_identity
 from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl
 from gatepost.mesh.transports.tor_process import TorProcess
 from gatepost.room.roles import Act

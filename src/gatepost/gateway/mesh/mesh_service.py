@@ -113,7 +113,7 @@ class MeshService:
             return
         decisions = self.node.release_lease(self._now())
         for _ in range(_RELEASES):
-            self._send_datagrams(decisions)
+            _send_datagrams(self.transport, decisions)
             await asyncio.sleep(_RELEASE_PAUSE_SECS)
 
     # -- the word of the mesh
@@ -247,7 +247,7 @@ class MeshService:
     # -- decisions
 
     def _apply(self, decisions: list[MeshDecision]) -> None:
-        self._send_datagrams(decisions)
+        _send_datagrams(self.transport, decisions)
         for decision in decisions:
             match decision:
                 case PeerStatusChanged():
@@ -262,11 +262,6 @@ class MeshService:
                 case BackendReported():
                     now = self._now().steady_ms
                     self.backends.note_report(decision.node, decision.backend, now)
-
-    def _send_datagrams(self, decisions: list[MeshDecision]) -> None:
-        for decision in decisions:
-            if isinstance(decision, SendDatagram):
-                self.transport.send(decision.address, decision.datagram)
 
     def _note_intro_points(self, heard: IntroPointsHeard) -> None:
         member = self._members.get(heard.node)
@@ -297,6 +292,12 @@ class MeshService:
 
 async def _all_healthy() -> tuple[str, ...]:
     return ()
+
+
+def _send_datagrams(transport: DatagramTransport, decisions: list[MeshDecision]) -> None:
+    for decision in decisions:
+        if isinstance(decision, SendDatagram):
+            transport.send(decision.address, decision.datagram)
 
 
 def read_term(tx: Tx) -> Term | None:

@@ -3,7 +3,7 @@
 from gatepost.access import Issuer
 from gatepost.gateway.core import Core
 from gatepost.gateway.mesh.tunnel_peers import create_wireguard_transport
-from gatepost.mesh.onion_identity import OnionIdentity
+from gatepost.mesh.onion.onion_identity import OnionIdentity
 from gatepost.mesh.transports.tor import OnionService, TorTransport
 from gatepost.mesh.transports.tor_process import TorProcess
 from gatepost.mesh.transports.transport import DatagramTransport

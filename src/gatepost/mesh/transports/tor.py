@@ -9,7 +9,7 @@ import re
 from msgspec import Struct
 
 from gatepost.errors import TransportUnavailable
-from gatepost.mesh.onion_identity import OnionIdentity
+from gatepost.mesh.onion.onion_identity import OnionIdentity
 from gatepost.mesh.transports.datagram_streams import DatagramStreams, Streams
 from gatepost.mesh.transports.tor_control import TorCommandFailed
 from gatepost.mesh.transports.tor_process import TorProcess

@@ -10,7 +10,7 @@ from nacl.bindings import (
 )
 
 from gatepost.agent_tokens import SecretValue
-from gatepost.mesh.onion_identity import OnionIdentity, expand_seed
+from gatepost.mesh.onion.onion_identity import OnionIdentity, expand_seed
 
 DEFAULT_PERIOD_MINUTES = 1440
 _BLIND_STRING = b"Derive temporary signing key\x00"

@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
 from gatepost.access import MeshSecrets
-from gatepost.mesh.onion_identity import OnionIdentity, expand_seed, master_identity
+from gatepost.mesh.onion.onion_identity import OnionIdentity, expand_seed, master_identity
 
 SECRETS = MeshSecrets(1, "ann", "c" * 43, "j" * 43, (), "o" * 43)
 

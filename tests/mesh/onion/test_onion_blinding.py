@@ -1,6 +1,6 @@
 from gatepost.events import verify_signature
-from gatepost.mesh.onion_blinding import blind_key, find_blinded_key, subcredential
-from gatepost.mesh.onion_identity import OnionIdentity
+from gatepost.mesh.onion.onion_blinding import blind_key, find_blinded_key, subcredential
+from gatepost.mesh.onion.onion_identity import OnionIdentity
 from tests.room.sample_records import NOW
 
 SERVICE = OnionIdentity(b"s" * 32)

@@ -6,15 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.errors import EncryptionError
-from gatepost.mesh.onion_blinding import blind_key
-from gatepost.mesh.onion_descriptor import (
+from gatepost.mesh.onion.onion_blinding import blind_key
+from gatepost.mesh.onion.onion_descriptor import (
     MAX_MERGED_POINTS,
     OnionIntroPoint,
     build_descriptor,
     merge_intro_points,
     open_descriptor,
 )
-from gatepost.mesh.onion_identity import OnionIdentity
+from gatepost.mesh.onion.onion_identity import OnionIdentity
 from gatepost.testing import ManualClock
 
 # Tor made this descriptor for the service with this key.

@@ -18,14 +18,14 @@ from nacl.signing import SigningKey
 
 from gatepost.clock import Clock
 from gatepost.errors import EncryptionError
-from gatepost.mesh.onion_blinding import (
+from gatepost.mesh.onion.onion_blinding import (
     DEFAULT_PERIOD_MINUTES,
     BlindedKey,
     encode_int8,
     find_blinded_key,
     subcredential,
 )
-from gatepost.mesh.onion_identity import OnionIdentity
+from gatepost.mesh.onion.onion_identity import OnionIdentity
 
 MAX_MERGED_POINTS = 10
 _KEY, _SALT, _MAC = 32, 16, 32

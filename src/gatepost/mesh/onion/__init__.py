@@ -1,0 +1,1 @@
+"""Onion services: their keys and addresses, and the descriptor that several gateways share."""
