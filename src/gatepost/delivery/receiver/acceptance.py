@@ -141,8 +141,10 @@ class AcceptanceCheck:
 
     def is_unknown(self, agent: str) -> bool:
         """Whether an agent lives neither here nor anywhere else."""
+        if self.is_hosted(agent):
+            return False
         home = self._parts.routes.directory.agents.get(agent)
-        return not self.is_hosted(agent) and (home is None or home.owner is None)
+        return home is None or home.owner is None
 
     def is_hosted(self, agent: str) -> bool:
         if agent not in self._hosted:

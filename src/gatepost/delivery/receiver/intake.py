@@ -146,7 +146,8 @@ class Intake:
     def can_keep_pair(self, key: PairKey) -> bool:
         """Whether a pair is known, or may become so."""
         pair = self.pairs.load_pair(key)
-        pair.is_new = pair.is_new and not self._quota.can_add_pair()
+        if pair.is_new:
+            pair.is_new = not self._quota.can_add_pair()
         return not pair.is_new
 
     def _hold_event(
@@ -326,8 +327,8 @@ class Intake:
 
 
 def pair_key(source: str, envelope: Envelope) -> PairKey:
-    agents = (envelope.source_agent_id, envelope.to_agent_id or "")
-    return PairKey(source, *agents, origin_of(envelope))
+    to_agent = envelope.to_agent_id or ""
+    return PairKey(source, envelope.source_agent_id, to_agent, origin_of(envelope))
 
 
 def confirm_offer(intake: Intake, event_id: bytes) -> None:
