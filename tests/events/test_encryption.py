@@ -172,10 +172,10 @@ def test_an_unusable_recipient_key_is_refused(public: bytes) -> None:
         alice.wrap_key(bytes(32), [public])
 
 
-def test_the_box_cache_is_bounded_and_still_right_after_eviction() -> None:
+def test_the_key_cache_is_bounded_and_still_right_after_eviction() -> None:
     small = PayloadCipher(ALICE, clock, cache_size=1)
     for _ in range(2):
         for key, sealer in ((BOB, bob), (CAROL, carol)):
             keys = small.wrap_key(b"k" * 32, [key.public])
             assert sealer.unwrap_key(keys, ALICE.public) == b"k" * 32
-    assert small._shared_box.cache_info().currsize == 1
+    assert small._shared_key.cache_info().currsize == 1

@@ -7,9 +7,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
+from nacl.bindings import (
+    crypto_aead_xchacha20poly1305_ietf_decrypt,
+    crypto_aead_xchacha20poly1305_ietf_encrypt,
+    crypto_aead_xchacha20poly1305_ietf_NPUBBYTES,
+    crypto_box_easy_afternm,
+    crypto_box_NONCEBYTES,
+    crypto_box_open_easy_afternm,
+)
 from nacl.exceptions import CryptoError
 from nacl.public import Box
-from nacl.secret import Aead
 from nacl.signing import SigningKey, VerifyKey
 
 from gatepost.clock import Clock
@@ -21,10 +28,13 @@ KEY_SIZE = 32
 PublicKey = Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 
+_PAYLOAD_NONCE = crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
+_WRAP_NONCE = crypto_box_NONCEBYTES
 # PyNaCl raises a plain ValueError for a ciphertext shorter than its authentication tag.
 _DECRYPTION_ERRORS = (CryptoError, ValueError)
 
 
+@lru_cache(4096)
 def fingerprint_key(public: bytes) -> str:
     """Return a short name for a public key: 128 bits of its SHA-256, in hex."""
     return sha256(public).hexdigest()[:32]
@@ -74,13 +84,16 @@ class EncryptedPayload(Struct, frozen=True):
 
 
 class PayloadCipher:
-    """Encrypts payloads for other nodes and decrypts payloads meant for this one."""
+    """Encrypts payloads for other nodes and decrypts payloads meant for this one.
+
+    It calls libsodium's functions, not PyNaCl's classes around them: each payload passes here.
+    """
 
     def __init__(self, key: NodeKey, clock: Clock, cache_size: int = 1024) -> None:
         self._key = key
         self._clock = clock
         # Cached: deriving the shared key costs far more than using it.
-        self._shared_box = lru_cache(cache_size)(self._derive_box)
+        self._shared_key = lru_cache(cache_size)(self._derive_shared_key)
 
     def encrypt(
         self, payload: bytes, recipients: Iterable[bytes], *, event_id: str, source_node_id: str
@@ -89,9 +102,12 @@ class PayloadCipher:
 
         The sender keeps the content key in case the recipients change.
         """
-        content_key, nonce = self._clock.random(KEY_SIZE), self._clock.random(Aead.NONCE_SIZE)
+        random = self._clock.random(KEY_SIZE + _PAYLOAD_NONCE)
+        content_key, nonce = random[:KEY_SIZE], random[KEY_SIZE:]
         bound = _associated_data(event_id, source_node_id)
-        data = bytes(Aead(content_key).encrypt(payload, bound, nonce))
+        data = nonce + crypto_aead_xchacha20poly1305_ietf_encrypt(
+            payload, bound, nonce, content_key
+        )
         return EncryptedPayload(
             "xchacha20poly1305", data, self.wrap_key(content_key, recipients)
         ), content_key
@@ -115,8 +131,10 @@ class PayloadCipher:
     ) -> bytes:
         """Decrypt a payload with its content key, as the sender can."""
         try:
-            bound = _associated_data(event_id, source_node_id)
-            return Aead(content_key).decrypt(encrypted.data, bound)
+            bound, data = _associated_data(event_id, source_node_id), encrypted.data
+            return crypto_aead_xchacha20poly1305_ietf_decrypt(
+                data[_PAYLOAD_NONCE:], bound, data[:_PAYLOAD_NONCE], content_key
+            )
         except _DECRYPTION_ERRORS:
             raise EncryptionError(f"payload of event {event_id} was altered or misplaced") from None
 
@@ -139,7 +157,8 @@ class PayloadCipher:
     def unwrap_key(self, keys: Mapping[str, bytes], wrapped_by: bytes) -> bytes:
         """Unwrap this node's copy of a content key."""
         try:
-            return self._shared_box(wrapped_by).decrypt(keys[self._key.fingerprint])
+            wrapped, key = keys[self._key.fingerprint], self._shared_key(wrapped_by)
+            return crypto_box_open_easy_afternm(wrapped[_WRAP_NONCE:], wrapped[:_WRAP_NONCE], key)
         except KeyError:
             raise EncryptionError(
                 f"not encrypted for this node ({self._key.fingerprint})"
@@ -150,13 +169,13 @@ class PayloadCipher:
             ) from None
 
     def _wrap_key_for(self, content_key: bytes, public: bytes) -> bytes:
-        return bytes(
-            self._shared_box(public).encrypt(content_key, self._clock.random(Box.NONCE_SIZE))
-        )
+        nonce = self._clock.random(_WRAP_NONCE)
+        return nonce + crypto_box_easy_afternm(content_key, nonce, self._shared_key(public))
 
-    def _derive_box(self, public: bytes) -> Box:
+    def _derive_shared_key(self, public: bytes) -> bytes:
         try:
-            return Box(self._key.exchange_key, VerifyKey(public).to_curve25519_public_key())
+            box = Box(self._key.exchange_key, VerifyKey(public).to_curve25519_public_key())
+            return box.shared_key()
         except CryptoError:
             raise EncryptionError(f"{fingerprint_key(public)} is not a usable node key") from None
 
