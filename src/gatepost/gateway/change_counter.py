@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 
 class ChangeCounter:
@@ -21,14 +22,14 @@ class ChangeCounter:
 
     async def wait_for_change(self, seen: int, secs: float) -> None:
         """Return once `count` differs from `seen`, or time is up."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(secs):
-                while self.count == seen:
-                    await self._changed.wait()
+        await self._wait_while(lambda: self.count == seen, secs)
 
     async def wait_until_reached(self, count: int, secs: float) -> None:
         """Return once this many changes were counted, or time is up."""
+        await self._wait_while(lambda: self.count < count, secs)
+
+    async def _wait_while(self, must_wait: Callable[[], bool], secs: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(secs):
-                while self.count < count:
+                while must_wait():
                     await self._changed.wait()

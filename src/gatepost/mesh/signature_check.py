@@ -7,13 +7,9 @@ They differ in keys of small order, under which anybody can sign: no such key is
 
 from collections.abc import Callable
 
-from nacl.bindings import (
-    crypto_core_ed25519_is_valid_point,
-    crypto_sign_BYTES,
-    crypto_sign_open,
-    crypto_sign_PUBLICKEYBYTES,
-)
-from nacl.exceptions import CryptoError
+from nacl.bindings import crypto_core_ed25519_is_valid_point, crypto_sign_PUBLICKEYBYTES
+
+from gatepost.events import verify_signature
 
 try:
     from ed25519_zebra import ed_verify as _verify_with_zebra
@@ -50,10 +46,4 @@ def find_signature_check() -> CheckSignature:
 
 
 def verify_with_libsodium(signature: bytes, signed: bytes, public_key: bytes) -> bool:
-    if len(signature) != crypto_sign_BYTES:
-        return False
-    try:
-        crypto_sign_open(signature + signed, public_key)
-    except CryptoError:
-        return False
-    return True
+    return verify_signature(public_key, signed, signature)

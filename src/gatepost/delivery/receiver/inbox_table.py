@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import NamedTuple
 
+from gatepost.delivery.receiver.inbox_pairs import PairKey
 from gatepost.delivery.receiver.inbox_states import (
     TRANSITIONS,
     UNDECIDED,
@@ -62,6 +63,9 @@ class InboxRow(NamedTuple):
     pair_seq: int
     reason: str | None
     origin_node: str
+
+    def pair_key(self, source: str) -> PairKey:
+        return PairKey(source, self.sender, self.mailbox, self.origin_node)
 
 
 class InboxTable:

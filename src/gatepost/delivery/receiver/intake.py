@@ -302,13 +302,9 @@ class Intake:
             _remove_held(self, row, event_id)
         elif row.state is InboxState.OFFERED:
             self.offers.take_offer(event_id)
-            self.count_decided_offer(self.key_of(row), row.pair_seq)
+            self.count_decided_offer(row.pair_key(self.source), row.pair_seq)
         self.inbox.change_state(event_id, input)
         return row
-
-    def key_of(self, row: InboxRow) -> PairKey:
-        """The pair of an event that has a row in the inbox."""
-        return PairKey(self.source, row.sender, row.mailbox, row.origin_node)
 
     def count_decided_offer(self, key: PairKey, number: int) -> None:
         """An offer was confirmed or withdrawn. The offers without a number hold up no others."""
@@ -343,7 +339,7 @@ def confirm_offer(intake: Intake, event_id: bytes) -> None:
 
 def _remove_held(intake: Intake, row: InboxRow, event_id: bytes) -> None:
     if row.pair_seq:
-        key = intake.key_of(row)
+        key = row.pair_key(intake.source)
         intake.held.remove_event(key, intake.pairs.load_pair(key), event_id)
     else:
         intake.held.remove_unordered(intake.source, event_id)

@@ -232,7 +232,7 @@ class Receiver:
             return
         row = InboxTable(tx, source).find_row(parse_event_id(forward.info.event_id))
         if row is not None and row.pair_seq:
-            key = PairKey(source, row.sender, row.mailbox, row.origin_node)
+            key = row.pair_key(source)
             intake = Intake(self._parts, tx, source, pair_incarnation(tx, key), tx.now)
             pair = intake.pairs.load_pair(key)
             pair.reopen_number(row.pair_seq)
@@ -245,7 +245,7 @@ class Receiver:
         row = InboxTable(tx, source).find_row(original)
         if row is None or not row.pair_seq:
             return []
-        key = PairKey(source, row.sender, row.mailbox, row.origin_node)
+        key = row.pair_key(source)
         intake = Intake(self._parts, tx, source, pair_incarnation(tx, key), tx.now)
         intake.close_number(key, row.pair_seq)
         return self._finish_intake(intake)

@@ -54,14 +54,14 @@ def expire_event(intake: Intake, event_id: bytes) -> None:
     """Let go of a held or offered event whose sender never decided about it."""
     row = intake.withdraw_and_report(event_id, InboxInput.EXPIRE, "expired")
     if row is not None:
-        intake.close_number(intake.key_of(row), row.pair_seq)
+        intake.close_number(row.pair_key(intake.source), row.pair_seq)
 
 
 def _let_lapse(intake: Intake, event_id: bytes) -> None:
     """The sender was restored and forgot the event, so nobody will decide about it any more."""
     row = intake.withdraw_event(event_id, InboxInput.LAPSE)
     if row is not None and row.pair_seq:
-        intake.release_held(intake.key_of(row))
+        intake.release_held(row.pair_key(intake.source))
 
 
 def _withdraw_event(intake: Intake, event_id: bytes) -> None:
@@ -70,7 +70,7 @@ def _withdraw_event(intake: Intake, event_id: bytes) -> None:
     """
     row = intake.withdraw_event(event_id, InboxInput.WITHDRAW)
     if row is not None and row.pair_seq:
-        intake.pairs.load_pair(intake.key_of(row)).go_back_to(row.pair_seq)
+        intake.pairs.load_pair(row.pair_key(intake.source)).go_back_to(row.pair_seq)
 
 
 def _expire_or_answer(intake: Intake, envelope: Envelope, ref: str) -> None:
@@ -88,7 +88,7 @@ def _answer_status_request(intake: Intake, envelope: Envelope, ref: str) -> None
     if row is not None and row.state is InboxState.HELD:
         # Only a sender that was restored asks about a held event, and the numbers this one waits
         # for never come.
-        intake.close_through(intake.key_of(row), row.pair_seq - 1)
+        intake.close_through(row.pair_key(intake.source), row.pair_seq - 1)
         return
     corr_id = envelope.corr_id or ref
     intake.decisions += intake.answers.answer_status_request(ref, corr_id, row)

@@ -20,6 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from gatepost.errors import GatepostError
 from gatepost.gateway.listening.connection_pool import ConnectionSlot, attach_slot
+from gatepost.gateway.listening.frame_limits import MAX_PIECES, SLICE_SECS, TURNS_OF_OTHERS
 from gatepost.gateway.listening.frame_meter import FrameMeter
 from gatepost.wire import Failure
 
@@ -33,14 +34,9 @@ _UNREAD_SECS = 30.0
 # The same for the rest of an answer, after which the connection is closed.
 _LINGER_SECS = 5.0
 _ACCEPT_SECS = 30.0
-# The frames of a WebSocket that are parsed before the clock is looked at, and the time after which
-# others have their turn. A frame takes some microseconds.
+# The frames of a WebSocket that are parsed before the clock is looked at. A frame takes some
+# microseconds.
 _PARSED_FRAMES = 64
-_PARSE_SECS = 0.001
-# So many turns of the event loop are for others. A turn without work costs next to nothing.
-_TURNS_OF_OTHERS = 8
-# A message in more pieces is refused: pieces without content count for nothing in its size.
-_MAX_PIECES = 1024
 _CLOSE_TOO_LARGE = 1009
 _TOO_LARGE = (431, "payload_too_large", "the request's head is too large")
 _TOO_SLOW = (408, "deadline_exceeded", "the request came too slowly")
@@ -285,7 +281,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def _parse_slice(self) -> None:
         """Parse until the time is up. The rest waits, and nothing more is read meanwhile."""
         self._next_slice = None
-        ends = time.perf_counter() + _PARSE_SECS
+        ends = time.perf_counter() + SLICE_SECS
         self._is_behind = False
         while not self.transport.is_closing():
             size = self._frames.measure_frames(self._unparsed, _PARSED_FRAMES)
@@ -306,7 +302,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         elif self._is_behind:
             self.transport.pause_reading()
             if not self.read_paused and self._next_slice is None:
-                self._pass_turn(_TURNS_OF_OTHERS)
+                self._pass_turn(TURNS_OF_OTHERS)
         elif not self.read_paused:
             self.transport.resume_reading()
 
@@ -326,7 +322,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent:
             return
         super().handle_cont(event)
-        if len(self.frames) > _MAX_PIECES:
+        if len(self.frames) > MAX_PIECES:
             self.conn.fail(_CLOSE_TOO_LARGE, "the message has too many pieces")
             self.handle_parser_exception()
 

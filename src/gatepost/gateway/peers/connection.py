@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from gatepost.errors import DeadlineExceeded, GatepostError, RateLimited
+from gatepost.gateway.listening.frame_limits import SLICE_SECS, TURNS_OF_OTHERS
 from gatepost.room import RoomAwareness, SharedRoom, SyncPeer
 from gatepost.room.sync_protocol import SyncRole
 
@@ -32,10 +33,6 @@ _ANSWER_BYTES_PER_SEC = 1 << 20
 # With less than this queued, a link may queue more on request of its peer.
 CONGESTED_BYTES = 256 * 1024
 _LOOK_SECS = 5.0
-# How long the frames of one peer are handled before it is the turn of others, and how many turns of
-# the event loop those get. A turn without work costs next to nothing.
-_SLICE_SECS = 0.001
-_TURNS_OF_OTHERS = 8
 # After a room message that took longer, its peer waits as long.
 _COSTLY_SECS = 0.01
 _LOOKS_PER_DIGEST = 12
@@ -157,9 +154,9 @@ class PeerConnection:
         self.on_frame(data)
         self._slice_secs += time.perf_counter() - began
         # Many small frames may wait in the socket: others get their turn in between.
-        if self._slice_secs > _SLICE_SECS:
+        if self._slice_secs > SLICE_SECS:
             self._slice_secs = 0.0
-            for _ in range(_TURNS_OF_OTHERS):
+            for _ in range(TURNS_OF_OTHERS):
                 await asyncio.sleep(0)
 
     async def _watch_stillness(self) -> None:

@@ -39,6 +39,7 @@ from gatepost.errors import (
 )
 from gatepost.events import fingerprint_key
 from gatepost.gateway.core import Core
+from gatepost.gateway.listening.frame_limits import MAX_PIECES
 from gatepost.gateway.peers import welcome_header
 from gatepost.gateway.peers.dial_address import PinnedTransport, resolve_address
 from gatepost.gateway.peers.join_server import (
@@ -64,8 +65,6 @@ _TIMEOUT_SECS = 10.0
 # A circuit to an onion service takes a while.
 _ONION_TIMEOUT_SECS = 60.0
 _MAX_ANSWER_BYTES = 64 * 1024
-# A message in more pieces is refused: pieces without content count for nothing in its size.
-_MAX_PIECES = 1024
 # Our own messages wait until the peer reads. Answers to its pings do not, so they are bounded here.
 _MAX_UNREAD_BYTES = 16 << 20
 _TRUST_ADVICE = (
@@ -321,7 +320,7 @@ class DialedPeerSocket:
         try:
             async for piece in self._socket.recv_streaming(decode=False):
                 pieces.append(piece)
-                if len(pieces) > _MAX_PIECES:
+                if len(pieces) > MAX_PIECES:
                     raise RoomViolation("the message has too many pieces", rule="too_large")
         except ConnectionClosed as closed:
             if closed.rcvd is not None and closed.rcvd.code >= 4000:

@@ -186,7 +186,7 @@ class _IncidentFinder:
             self._cases.number_column("ended_at"),
         )
         for rows in self._split_islands(late, accepted_at, "to_node"):
-            node, agent, capability = self._subject_of(rows, "to_node")
+            node, agent, capability = _subject_of(self._cases, rows, "to_node")
             yield self._make_incident(
                 "sla_breach",
                 (node, agent, capability),
@@ -198,7 +198,7 @@ class _IncidentFinder:
 
     def _routing_misses(self, dead: Numbers) -> Iterator[Row]:
         for rows in self._split_islands(dead, self._cases.number_column("dead_at"), "node"):
-            node, agent, _ = subject = self._subject_of(rows, "node")
+            node, agent, _ = subject = _subject_of(self._cases, rows, "node")
             sentence = f"{len(rows)} deliveries from {node} to {agent} had no route"
             yield self._dead_letter_incident("routing_miss", subject, rows, sentence)
 
@@ -206,7 +206,7 @@ class _IncidentFinder:
         dead_at = self._cases.number_column("dead_at")
         for rows in self._split_islands(dead, dead_at, "node"):
             if _densest_count(dead_at[rows], self._objectives.window_ms) >= self._objectives.burst:
-                node, agent, _ = subject = self._subject_of(rows, "node")
+                node, agent, _ = subject = _subject_of(self._cases, rows, "node")
                 sentence = f"{node} gave up on {len(rows)} deliveries to {agent}"
                 yield self._dead_letter_incident("dead_letter_burst", subject, rows, sentence)
 
@@ -215,13 +215,6 @@ class _IncidentFinder:
         keys = [self._cases.text_codes(name)[rows] for name in (node, "to_agent", "capability_id")]
         for each in Groups.group_runs(at[rows], self._objectives.window_ms, *keys).each_group():
             yield rows[each]
-
-    def _subject_of(self, rows: Numbers, node: str) -> _Subject:
-        first = self._cases.table.slice(int(rows[0]), 1)
-        node, agent, capability = (
-            first[name][0].as_py() for name in (node, "to_agent", "capability_id")
-        )
-        return node, agent, capability
 
     def _dead_letter_incident(
         self, name: str, subject: _Subject, rows: Numbers, sentence: str
@@ -391,6 +384,14 @@ class _IncidentFinder:
         first = np.lexsort((rank, self._sent_at[rows]))[:MOST_SAMPLES]
         names: list[str] = self._cases.table["corr_id"].take(pa.array(rows[first])).to_pylist()
         return names
+
+
+def _subject_of(cases: CodedColumns, rows: Numbers, node: str) -> _Subject:
+    first = cases.table.slice(int(rows[0]), 1)
+    node, agent, capability = (
+        first[name][0].as_py() for name in (node, "to_agent", "capability_id")
+    )
+    return node, agent, capability
 
 
 def _last_end(times: Numbers) -> int | None:
