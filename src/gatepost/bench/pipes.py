@@ -11,7 +11,7 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import uvloop
 from msgspec import Struct
@@ -19,10 +19,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gatepost.bench.fsync import FsyncResult, measure_fsync, percentile
+from gatepost.bench.joined_gateways import join_gateways
 from gatepost.bench.mailbox import QUIET_SETTINGS, BenchMachine, CheckingConsumer, describe_machine
 from gatepost.client import Client
 from gatepost.errors import BenchFailed, UnknownAgent
-from gatepost.http_calls import HttpCalls
 from gatepost.testing import GatewayProcess
 
 _AGENT = "bench"
@@ -75,7 +75,7 @@ def bench_pipes(state_dir: Path, options: PipesBenchOptions) -> PipesBenchResult
     with tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as name:
         folder = Path(name)
         with _new_gateway(folder, "here") as here, _new_gateway(folder, "there") as there:
-            join_gateways(here, there)
+            join_gateways(here, there, "there")
             lifecycles, latency = _measure_lifecycles(here, there, options)
         fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
     return PipesBenchResult(describe_machine(), options, _DURABILITY, lifecycles, latency, fsync)
@@ -83,17 +83,6 @@ def bench_pipes(state_dir: Path, options: PipesBenchOptions) -> PipesBenchResult
 
 def _new_gateway(folder: Path, name: str) -> GatewayProcess:
     return GatewayProcess(folder / name, node__id=name, **QUIET_SETTINGS)
-
-
-def join_gateways(here: GatewayProcess, there: GatewayProcess) -> None:
-    invite = _post(here, "/v1/room/invites", {"tier": "backbone", "node": "there"})
-    _post(there, "/v1/room/join", {"seed": here.url, "token": invite["token"]})
-
-
-def _post(gateway: GatewayProcess, path: str, body: object) -> dict[str, Any]:
-    with HttpCalls(gateway.url, gateway.token) as calls:
-        answer: dict[str, Any] = calls.call("POST", path, dict, body=body)
-        return answer
 
 
 def _measure_lifecycles(

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+from gatepost.bench.joined_gateways import call_gateway, join_gateways
 from gatepost.bench.mailbox import QUIET_SETTINGS
 from gatepost.errors import BenchFailed
-from gatepost.http_calls import HttpCalls
 from gatepost.mesh.mesh_time import MeshTimers
 from gatepost.testing import GatewayProcess
 
@@ -53,7 +52,7 @@ class TakeoverMesh:
             ends.enter_context(gateway)
         first, *others = _NAMES
         for name in others:
-            self._join(name, self._gateways[first])
+            join_gateways(self._gateways[first], self._gateways[name], name)
 
     def replace_publisher(self) -> float:
         """Kill the publisher; returns the seconds until the others honour another one."""
@@ -67,33 +66,21 @@ class TakeoverMesh:
         killed.start()
         return took
 
-    def _join(self, name: str, host: GatewayProcess) -> None:
-        guest = self._gateways[name]
-        invite = _call(host, "POST", "/v1/room/invites", {"tier": "backbone", "node": name})
-        body = {"seed": host.url, "token": invite["token"]}
-        _call(guest, "POST", "/v1/room/join", body)
-
     def _settled_publisher(self) -> str | None:
         """The publisher, once all gateways honour it and hear each other."""
         for gateway in self._gateways.values():
-            peers = _call(gateway, "GET", "/v1/mesh")["peers"]
+            peers = call_gateway(gateway, "GET", "/v1/mesh")["peers"]
             if [peer["state"] for peer in peers] != ["alive"] * (len(_NAMES) - 1):
                 return None
         return self._common_publisher(list(_NAMES), None)
 
     def _common_publisher(self, names: list[str], dead: str | None) -> str | None:
-        shown = [_call(self._gateways[name], "GET", "/v1/mesh") for name in names]
+        shown = [call_gateway(self._gateways[name], "GET", "/v1/mesh") for name in names]
         publisher: str | None = shown[0]["publisher"]
         is_common = all(
             (each["publisher"], each["term"]) == (publisher, shown[0]["term"]) for each in shown
         )
         return publisher if is_common and publisher != dead else None
-
-
-def _call(gateway: GatewayProcess, method: str, path: str, body: object = None) -> dict[str, Any]:
-    with HttpCalls(gateway.url, gateway.token) as calls:
-        answer: dict[str, Any] = calls.call(method, path, dict, body=body)
-        return answer
 
 
 def _wait_for(find: Callable[[], str | None], failure: str) -> str:

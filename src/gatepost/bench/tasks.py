@@ -17,8 +17,8 @@ from statistics import median
 from msgspec import Struct
 from rich.table import Table
 
+from gatepost.bench.joined_gateways import join_gateways
 from gatepost.bench.mailbox import QUIET_SETTINGS
-from gatepost.bench.pipes import join_gateways
 from gatepost.client import Agent, AgentTask, Client
 from gatepost.errors import BenchFailed
 from gatepost.task_wire import TaskView
@@ -74,7 +74,7 @@ def bench_tasks(state_dir: Path, options: TasksBenchOptions) -> TasksBenchResult
         there = GatewayProcess(folder / "there", node__id="there", **QUIET_SETTINGS)
         _define_agent(folder / "here")
         with here, there:
-            join_gateways(here, there)
+            join_gateways(here, there, "there")
             return asyncio.run(_measure(here, there, options))
 
 
