@@ -15,7 +15,7 @@ from typing import Any, Self
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gatepost.errors import GatepostError, StorageFailed
+from gatepost.errors import GatepostError, StorageFailed, TooManyAgents
 from gatepost.events import EventKind, Receipt, encode_payload
 from gatepost.journal.outbox import EventDraft
 from gatepost.testing.history import (
@@ -133,9 +133,6 @@ class SimulatedMesh:
         self, name: str, node: str, manners: AgentManners | None = None, standby: bool = False
     ) -> None:
         gateway = self.gateways[node]
-        self._submit_until_done(
-            gateway, lambda tx: gateway.agents.register(tx, name, standby=standby)
-        )
         if (node, name) not in self.agents:
             random = Random(f"{self.seed}/{node}/{name}")
             self.agents[node, name] = SimulatedAgent(
@@ -150,12 +147,21 @@ class SimulatedMesh:
             self.agents[node, name].on_accepted = partial(self.tasks.begin_work, node, name)
         agent = self.agents[node, name]
         agent.standby, agent.dismissed = standby, False
+        self._submit_until_done(
+            gateway,
+            lambda tx: gateway.agents.register(tx, name, standby=standby),
+            lambda: agent.dismissed,
+        )
 
     def dismiss_agent(self, name: str, node: str) -> None:
         """`node` hosts `name` no more and accepts nothing new for it."""
-        gateway = self.gateways[node]
-        self.agents[node, name].dismissed = True
-        self._submit_until_done(gateway, lambda tx: gateway.agents.remove(tx, name, "simulation"))
+        gateway, agent = self.gateways[node], self.agents[node, name]
+        agent.dismissed = True
+        self._submit_until_done(
+            gateway,
+            lambda tx: gateway.agents.remove(tx, name, "simulation"),
+            lambda: not agent.dismissed,
+        )
 
     def move_agent(self, name: str, to: str) -> None:
         """`name` lives behind `to` from now on; its old home works off the mail it accepted."""
@@ -163,20 +169,24 @@ class SimulatedMesh:
         self.room.place_agent(name, to)
 
     def _submit_until_done(
-        self, gateway: SimulatedGateway, operation: Callable[[Any], Any]
+        self,
+        gateway: SimulatedGateway,
+        operation: Callable[[Any], Any],
+        is_obsolete: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run the operation now, or as soon as the gateway can."""
+        """Run the operation now, or as soon as the gateway can; not if it is obsolete by then."""
 
         def later() -> None:
             if not gateway.destroyed:
                 self.loop.call_after(200, attempt)
 
         def again(value: Any, error: GatepostError | None) -> None:
-            if isinstance(error, StorageFailed):
+            if isinstance(error, StorageFailed | TooManyAgents):
                 later()
 
         def attempt() -> None:
-            gateway.submit(operation, again, later)
+            if not is_obsolete():
+                gateway.submit(operation, again, later)
 
         attempt()
 
