@@ -301,10 +301,13 @@ class RelayHostPart:
             self._port.send(FollowFrame([], 0))
 
     def _send_follow(self, position: ReplicaPosition | None) -> None:
-        if position is None:
+        if position is None or self._is_stopping:
             self._unanswered -= 1
             if self._restarts:
                 self.start_following()
+            else:
+                # A follower from before was to begin again, so it has missed events.
+                self.stop_following()
             return
         self._follower = ReplicaFollower(self._host, self._port, self.peer, position)
         start = (self.peer, position.incarnation, position.seq)
