@@ -56,6 +56,7 @@ class JournalEvent(Struct, rename="camel"):
     to_node_id: str | None = None
     to_agent_id: str | None = None
     ref_event_id: str | None = None
+    origin_node_id: str | None = None
     offer: int = 0
     payload_ref: JournalPayloadRef | None = None
     payload: Raw = Raw(b"{}")
