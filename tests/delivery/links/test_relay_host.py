@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +16,16 @@ from gatepost.delivery.frames import (
     EventsFrame,
     FollowFrame,
     IncarnationsFrame,
+    LinkFrame,
     RelayFrame,
     TakenFrame,
 )
 from gatepost.delivery.links.proof import sign_reading
 from gatepost.delivery.links.relay_host import REPLICA_KEEP_MS
+from gatepost.delivery.links.replica import ReplicaPosition
+from gatepost.errors import GatepostError
 from gatepost.events import decode_event
+from gatepost.journal.transaction import Tx
 from gatepost.routing import RoutingDirectory
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
@@ -808,6 +813,59 @@ def test_what_is_too_old_is_forgotten_and_so_is_who_never_comes(
     a.note("b")
     mesh.flow()
     assert replicas(s) == 0, "it is not followed any more"
+
+
+class ScriptedPort:
+    """A link whose commits end as the test says."""
+
+    is_congested = False
+
+    def __init__(self) -> None:
+        self.sent: list[LinkFrame] = []
+        self._waiting: list[Callable[[Any], None]] = []
+
+    def send(self, frame: LinkFrame) -> None:
+        self.sent.append(frame)
+
+    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
+        self._waiting.append(done)
+
+    def finish_commit(self, value: object) -> None:
+        self._waiting.pop(0)(value)
+
+    def now(self) -> int:
+        return 0
+
+    def end(self, error: GatepostError) -> None:
+        raise error
+
+
+def test_a_source_that_nobody_needs_when_it_is_to_begin_again_is_given_up(
+    mesh: Mesh, s: Gate
+) -> None:
+    assert s.host is not None
+    seen = wire_of(mesh, "a", "s").end_of(s).seen
+    answer = next(f for f in seen if isinstance(f, IncarnationsFrame) and f.source == "a")
+    port = ScriptedPort()
+    part = s.host.make_part(port, "a")
+    part.start_following()
+    part.start_following()
+    port.finish_commit(ReplicaPosition(answer.incarnations[0][0], 0, None))
+    part.receive_frame(answer)
+    port.finish_commit(None)
+    assert not part.is_following
+    assert port.sent[-1] == FollowFrame([], 0)
+
+
+def test_a_source_that_is_given_up_before_it_is_followed_stays_so(s: Gate) -> None:
+    assert s.host is not None
+    port = ScriptedPort()
+    part = s.host.make_part(port, "a")
+    part.start_following()
+    part.stop_following()
+    port.finish_commit(ReplicaPosition("0123456789abcdef", 0, None))
+    assert port.sent == [FollowFrame([], 0)]
+    assert not part.is_following
 
 
 def test_a_reader_that_comes_back_while_its_source_is_given_up_is_served(
