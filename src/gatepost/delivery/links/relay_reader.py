@@ -215,6 +215,10 @@ class RelayReaderPart:
     def brings_source(self, source: str) -> bool:
         return source in self._wants and self.has_source(source)
 
+    def ignores_source(self, source: str) -> bool:
+        """Whether events of that outbox are stale until the relay begins anew."""
+        return source in self._restarting
+
     def request_sources(self, wants: list[str]) -> None:
         """Ask this relay for these outboxes, unless it serves exactly these already."""
         if not self.relays or wants == self._wants:
@@ -232,7 +236,7 @@ class RelayReaderPart:
 
     def _take_events(self, frame: EventsFrame) -> None:
         """Proven events are taken even if this relay is not asked for them any more."""
-        if frame.source in self._restarting:
+        if self.ignores_source(frame.source):
             self._return_credit(frame)
             return
         incarnations = self._incarnations.get(frame.source, [])

@@ -292,7 +292,7 @@ def relay_forgery(mesh: SimulatedMesh, random: Random) -> None:
     forge = random.choice(FORGERIES)
 
     def change(data: bytes) -> bytes | None:
-        forged = forge(data)
+        forged = data if _ignores_frame(mesh, relay, reader, data) else forge(data)
         if forged != data:
             mesh.observer.expect_link_error(
                 reader, relay, f"{relay} sent {forge.__name__} to {reader}"
@@ -300,6 +300,13 @@ def relay_forgery(mesh: SimulatedMesh, random: Random) -> None:
         return forged
 
     _tamper_once(mesh, (relay, reader), change, f"{relay} forges what it relays to {reader}")
+
+
+def _ignores_frame(mesh: SimulatedMesh, relay: str, reader: str, data: bytes) -> bool:
+    """Whether the reader has no use for this frame of the relay, true or forged."""
+    frame = decode_frame(data)
+    ends = mesh.network.links[reader].ends_to(relay)
+    return is_relayed(frame) and any(end.link.reader.ignores_source(frame.source) for end in ends)
 
 
 def blob_forgery(mesh: SimulatedMesh, random: Random) -> None:
