@@ -1,5 +1,6 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from gatepost.capabilities.contract import (
@@ -90,3 +91,59 @@ def test_a_contract_is_kept_by_its_digest(hub: HubHarness) -> None:
     found = hub.run(lambda tx: find_contract(tx, digest))
     assert found is not None
     assert hub.run(lambda tx: find_contract(tx, "sha256:none")) is None
+
+
+# Contracts of at most 64 KiB, and inputs that travel inline. Described in full, the first of them
+# took 49 s, and the second took all memory.
+ONES = b"[" + b"1," * 32_000 + b"1]"
+HOSTILE: dict[str, tuple[dict[str, Any], bytes]] = {
+    "options": ({"items": {"enum": [*range(10_000, 20_000)]}}, ONES),
+    "alternatives": ({"anyOf": [{"type": "string", "maxLength": n} for n in range(1900)]}, ONES),
+    "looking for each": (
+        {"allOf": [{"not": {"contains": {"const": n}}} for n in range(600)]},
+        ONES,
+    ),
+    "conditions": (
+        {"items": {"dependentRequired": {f"a{n}": ["b"] for n in range(3000)}}},
+        b"[" + b"{}," * 20_000 + b"{}]",
+    ),
+    "expressions": (
+        {"anyOf": [{"pattern": f"(?:a|b)*a(?:a|b){{{n}}}c"} for n in range(300, 390)]},
+        b'"' + b"ab" * 30_000 + b'"',
+    ),
+    "compared objects": ({"items": {"enum": [{"a": n} for n in range(1500)]}}, ONES),
+    "multiples": ({"items": {"allOf": [{"multipleOf": 0.25}] * 900}}, ONES),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_input_takes_little_time_and_memory_whatever_the_contract(name: str) -> None:
+    schema, payload = HOSTILE[name]
+    contract = compile_contract(body(input=schema))
+    with pytest.raises(ContractMismatch, match=r"too many parts|too large|is not one of"):
+        contract.check_input(payload)
+
+
+@pytest.mark.parametrize("payload", [b"[" * 30_000 + b"]" * 30_000, b"[" * 900 + b"]" * 900])
+def test_an_input_that_is_nested_too_deep_does_not_fit(payload: bytes) -> None:
+    contract = compile_contract(body(input={"not": {"$ref": "#"}}))
+    with pytest.raises(ContractMismatch, match=r"cannot be checked|does not fit|too many parts"):
+        contract.check_input(payload)
+
+
+def test_an_honest_input_of_the_largest_size_is_checked() -> None:
+    row = {"id": "^[0-9a-f]{8}$", "mail": "^[A-Za-z0-9.]+@[A-Za-z0-9.]+$"}
+    fields: dict[str, Any] = {
+        name: {"type": "string", "pattern": each} for name, each in row.items()
+    }
+    fields |= {f"f{n}": {"type": ["number", "null"], "minimum": 0} for n in range(30)}
+    kinds = {"enum": [f"kind-{n}" for n in range(300)]}
+    schema = {"items": {"type": "object", "properties": {**fields, "kind": kinds}}}
+    given: dict[str, Any] = {"id": "0123abcd", "mail": "al@example.org", "kind": "kind-7"}
+    given |= {f"f{n}": n for n in range(30)}
+    contract = compile_contract(body(input=schema))
+    payload = msgspec.json.encode([given] * 210)
+    assert 60_000 < len(payload) < 65_536
+    contract.check_input(payload)
+    with pytest.raises(ContractMismatch):
+        contract.check_input(payload.replace(b"kind-7", b"kind-x"))

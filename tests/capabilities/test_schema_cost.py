@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gatepost.capabilities.schema_cost import check_cost
+from gatepost.capabilities.schema_cost import measure_cost
 from gatepost.errors import InvalidRequest
 
 SELF = {"$ref": "#"}
@@ -50,7 +50,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
 def test_a_schema_that_multiplies_its_work_is_refused(name: str) -> None:
     schema, reason = HOSTILE[name]
     with pytest.raises(InvalidRequest, match=reason):
-        check_cost(schema, "input")
+        measure_cost(schema, "input")
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,25 @@ def test_a_schema_that_multiplies_its_work_is_refused(name: str) -> None:
     ],
 )
 def test_useful_schemas_are_not(schema: Any) -> None:
-    check_cost(schema, "input")
+    measure_cost(schema, "input")
+
+
+@pytest.mark.parametrize(
+    ("schema", "steps", "byte_steps"),
+    [
+        (True, 1, 0),
+        ({"type": "integer"}, 2, 0),
+        # Properties apply to different values, and all are looked up.
+        ({"properties": {"a": {"type": "string"}, "b": {"pattern": "^b"}}}, 1 + 2 + 5, 4),
+        ({"enum": [f"option {n}" for n in range(1000)]}, 1 + 1 + 15, 0),
+        ({"enum": [None, 1, "x"]}, 1 + 3 + 3 * 15, 0),
+        ({"allOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, 1 + 5 + 5, 4 + 4),
+        ({"items": {"$ref": "#"}}, 3, 0),
+    ],
+)
+def test_steps_are_counted_for_each_part_of_a_value(
+    schema: Any, steps: int, byte_steps: int
+) -> None:
+    cost = measure_cost(schema, "input")
+    assert (cost.steps, cost.byte_steps) == (steps, byte_steps)
+    assert cost.count_steps(b'[1,{"a":2}]') == 5 * (10 + steps) + 11 * byte_steps

@@ -12,15 +12,23 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gatepost.capabilities.schema_cost import check_cost
+from gatepost.capabilities.schema_cost import (
+    EXPRESSION_BYTES,
+    SchemaCost,
+    compile_schema,
+    measure_cost,
+)
 from gatepost.errors import ContractMismatch, InvalidRequest
 from gatepost.journal.transaction import Tx
 
 MAX_CONTRACT_BYTES = 64 * 1024
 MAX_DEPTH = 32
 MAX_CONTRACTS = 10_000
+# The validator lets no other thread run: a check of more steps needs a process of its own.
+MAX_STEPS = 6_000_000
 _COMPILED = 256
-_MAX_PROBLEMS = 3
+# The description of a problem has a copy of the value for each alternative in the schema.
+_MAX_DESCRIBED = 50_000_000
 
 _KEEP = "INSERT OR IGNORE INTO contract (digest, body, at) VALUES (?, ?, ?)"
 _SELECT = "SELECT body FROM contract WHERE digest = ?"
@@ -37,15 +45,68 @@ class Contract:
     """A contract whose schemas are compiled."""
 
     def __init__(self, document: ContractDocument) -> None:
-        self._input = _compile(document.input, "input")
-        self._output = _compile(document.output, "output")
+        self.document = document
+        self.input = ContractSchema(document.input, "input")
+        self.output = ContractSchema(document.output, "result", "output")
 
     def check_input(self, payload: bytes) -> None:
-        """Raise ContractMismatch unless the input of a task fits."""
-        _check(self._input, payload, "input")
+        """Raise ContractMismatch unless the input of a task fits, or if that takes too long."""
+        self.input.check_quickly(payload)
 
     def check_output(self, payload: bytes) -> None:
-        _check(self._output, payload, "result")
+        self.output.check_quickly(payload)
+
+
+class ContractSchema:
+    """One schema of a contract. `content` names the content that it describes."""
+
+    def __init__(
+        self, schema: dict[str, Any] | bool, content: str, name: str | None = None
+    ) -> None:
+        self._permits_everything = schema is True
+        self._content = content
+        self._schema_bytes = len(msgspec.json.encode(schema))
+        self._cost, self._validator = _compile(schema, name or content)
+
+    def is_quick(self, payload: bytes) -> bool:
+        """Whether a check of this JSON text takes a few hundredths of a second at most."""
+        if self._permits_everything:
+            return True
+        # To count the steps of a very long text takes too long itself.
+        return len(payload) <= MAX_STEPS and self._cost.count_steps(payload) <= MAX_STEPS
+
+    def check_quickly(self, payload: bytes) -> None:
+        """Raise ContractMismatch unless the content fits, and unless that is quick to say."""
+        if not self.is_quick(payload):
+            raise ContractMismatch(
+                f"{self._content}: has too many parts for the schema of its capability"
+            )
+        self.check(payload)
+
+    def check(self, payload: bytes) -> None:
+        """Raise ContractMismatch unless the content fits."""
+        if self._permits_everything:
+            return
+        try:
+            value = msgspec.json.decode(payload)
+            if self._validator.is_valid(value):
+                return
+            problem = self._describe_problem(payload, value)
+        except (RecursionError, ValueError) as error:
+            problem = f": cannot be checked: {error}"
+        raise ContractMismatch(f"{self._content}{problem}")
+
+    def _describe_problem(self, payload: bytes, value: Any) -> str:
+        import jsonschema_rs
+
+        if len(payload) * self._schema_bytes > _MAX_DESCRIBED:
+            return ": does not fit, and is too large to say where"
+        try:
+            self._validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            path = "".join(f"[{part!r}]" for part in error.instance_path)
+            return f"{path}: {error.message[:200]}"
+        return ": does not fit"
 
 
 def encode_contract(document: ContractDocument) -> bytes:
@@ -86,9 +147,7 @@ def find_contract(tx: Tx, digest: str) -> Contract | None:
     return None if row is None else compile_contract(bytes(row[0]))
 
 
-def _compile(schema: dict[str, Any] | bool, name: str) -> Any:
-    import jsonschema_rs
-
+def _compile(schema: dict[str, Any] | bool, name: str) -> tuple[SchemaCost, Any]:
     for depth, key, value in _walk(schema):
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"the {name} schema is nested deeper than {MAX_DEPTH}")
@@ -96,15 +155,10 @@ def _compile(schema: dict[str, Any] | bool, name: str) -> Any:
             raise InvalidRequest(f"the {name} schema refers to {str(value)[:80]!r}, outside itself")
         if key in ("$id", "$schema") and depth > 0:
             raise InvalidRequest(f"the {name} schema has a {key} inside")
-    check_cost(schema, name)
+    cost = measure_cost(schema, name)
     try:
-        return jsonschema_rs.Draft202012Validator(
-            # An expression that takes for ever must not: this engine takes linear time.
-            schema,
-            offline=True,
-            pattern_options=jsonschema_rs.RegexOptions(),
-        )
-    except (ValueError, jsonschema_rs.ValidationError) as error:
+        return cost, compile_schema(schema, EXPRESSION_BYTES[-1])
+    except ValueError as error:
         first = str(error).splitlines()[0]
         raise InvalidRequest(f"the {name} schema cannot be used: {first}") from None
 
@@ -121,15 +175,3 @@ def _walk(schema: Any, depth: int = 0) -> Iterator[tuple[int, str, Any]]:
         for value in schema:
             yield depth, "", value
             yield from _walk(value, depth + 1)
-
-
-def _check(validator: Any, payload: bytes, name: str) -> None:
-    value = msgspec.json.decode(payload)
-    problems = []
-    for problem in validator.iter_errors(value):
-        path = "".join(f"[{part!r}]" for part in problem.instance_path)
-        problems.append(f"{name}{path}: {problem.message[:200]}")
-        if len(problems) == _MAX_PROBLEMS:
-            break
-    if problems:
-        raise ContractMismatch("; ".join(problems))

@@ -4,7 +4,9 @@ A value is checked by every schema that applies to it, and a definition is check
 it is referred to. Thirty definitions that each refer twice to the next one apply a billion times.
 """
 
-from typing import Any
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from gatepost.errors import InvalidRequest
@@ -15,16 +17,40 @@ _PATTERN_COST = 20
 # Their schemas apply to different parts of a value.
 _SEPARATE = ("properties", "prefixItems")
 _OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
+# A step takes about 10 ns. These take longer, as measured with jsonschema-rs.
+_DECODE_STEPS = 10
+_OPTION_STEPS = 15
+_FRACTION_STEPS = 50
+_UNIQUE_STEPS = 3
+# Compiled expressions have one of these sizes at most, and take a step a character for every 256
+# bytes of theirs.
+EXPRESSION_BYTES = tuple(1 << power for power in range(10, 21))
+_BYTES_PER_STEP = 256
 
-# How many schemas apply to a value, and how many references among them lead back to a schema that
-# is being followed: with two of them, every level of a nested value doubles the work.
-Cost = tuple[int, int]
+
+class SchemaCost(NamedTuple):
+    """The work of a schema.
+
+    `schemas` counts those that apply to a value. `loops` counts the references among them that lead
+    back to a schema that is being followed: with two of them, every level of a nested value doubles
+    the work. A check takes up to `steps` for each part of a value, and `byte_steps` for each byte.
+    """
+
+    schemas: int = 0
+    loops: int = 0
+    steps: int = 0
+    byte_steps: int = 0
+
+    def count_steps(self, payload: bytes) -> int:
+        """The most steps that a check of this JSON text can take."""
+        parts = 1 + sum(payload.count(mark) for mark in (b",", b":", b"[", b"{"))
+        return parts * (_DECODE_STEPS + self.steps) + len(payload) * self.byte_steps
 
 
-def check_cost(schema: Any, name: str) -> None:
-    """Raise InvalidRequest if a schema could be applied too often."""
+def measure_cost(schema: Any, name: str) -> SchemaCost:
+    """Measure a schema; InvalidRequest if it could be applied too often."""
     try:
-        _SchemaWalk(schema, name).measure(schema)
+        return _SchemaWalk(schema, name).measure(schema)
     except RecursionError:
         raise InvalidRequest(f"the {name} schema has too long chains of references") from None
 
@@ -35,39 +61,45 @@ class _SchemaWalk:
     def __init__(self, root: Any, name: str) -> None:
         self._root = root
         self._name = name
-        self._known: dict[str, Cost] = {}
+        self._known: dict[str, SchemaCost] = {}
         self._followed: set[str] = {"#"}
 
-    def measure(self, schema: Any) -> Cost:
+    def measure(self, schema: Any) -> SchemaCost:
         if isinstance(schema, list):
             return self._add([self.measure(each) for each in schema])
         if not isinstance(schema, dict):
-            return 0, 0
+            return SchemaCost(steps=1)
         parts = [self._measure_keyword(key, value) for key, value in schema.items()]
-        return self._add([(1, 0), *parts])
+        return self._add([SchemaCost(schemas=1, steps=1), *parts])
 
-    def _measure_keyword(self, key: str, value: Any) -> Cost:
+    def _measure_keyword(self, key: str, value: Any) -> SchemaCost:
         if key in _OTHER_REFERENCES:
             raise InvalidRequest(f"the {self._name} schema has a {key}; use $ref")
         if key == "$ref" and isinstance(value, str):
             return self._follow(value)
         if key == "$defs":
             # Definitions apply where they are referred to.
-            return 0, 0
+            return SchemaCost()
         if key == "pattern":
-            return _PATTERN_COST, 0
+            return _cost_of_patterns([value])
         if key == "patternProperties" and isinstance(value, dict):
-            return self._add([self.measure(value), (_PATTERN_COST * len(value), 0)])
+            return self._add([self.measure(value), _cost_of_patterns(value)])
         if key in _SEPARATE and isinstance(value, dict | list):
-            each = value.values() if isinstance(value, dict) else value
-            costs = [self.measure(part) for part in each]
-            size, _ = self._add([(size, 0) for size, _ in costs])
-            return size, max((back for _, back in costs), default=0)
-        return self.measure(value)
+            return self._measure_separate(value)
+        if key == "enum" and isinstance(value, list) and _is_set(value):
+            value = True
+        return self._add([self.measure(value), SchemaCost(steps=_extra_steps(key, value))])
 
-    def _follow(self, reference: str) -> Cost:
+    def _measure_separate(self, schemas: dict[str, Any] | list[Any]) -> SchemaCost:
+        each = schemas.values() if isinstance(schemas, dict) else schemas
+        costs = [self.measure(part) for part in each]
+        total = self._add([SchemaCost(schemas=cost.schemas) for cost in costs])
+        _, loops, steps, byte_steps = map(max, zip(*costs, SchemaCost(), strict=True))
+        return SchemaCost(total.schemas, loops, len(costs) + steps, byte_steps)
+
+    def _follow(self, reference: str) -> SchemaCost:
         if reference in self._followed:
-            return 1, 1
+            return SchemaCost(schemas=1, loops=1, steps=1)
         if reference not in self._known:
             self._followed.add(reference)
             self._known[reference] = self.measure(self._resolve(reference))
@@ -88,14 +120,56 @@ class _SchemaWalk:
                 ) from None
         return found
 
-    def _add(self, parts: list[Cost]) -> Cost:
-        size, back = sum(size for size, _ in parts), sum(back for _, back in parts)
-        if size > MAX_SCHEMAS:
+    def _add(self, parts: Sequence[SchemaCost]) -> SchemaCost:
+        total = SchemaCost(*map(sum, zip(*parts, SchemaCost(), strict=True)))
+        if total.schemas > MAX_SCHEMAS:
             raise InvalidRequest(
                 f"the {self._name} schema applies more than {MAX_SCHEMAS} schemas to a value"
             )
-        if back > 1:
+        if total.loops > 1:
             raise InvalidRequest(
                 f"the {self._name} schema refers to itself more than once for the same value"
             )
-        return size, back
+        return total
+
+
+def _cost_of_patterns(patterns: Collection[Any]) -> SchemaCost:
+    steps = sum(_expression_bytes(str(each)) // _BYTES_PER_STEP for each in patterns)
+    return SchemaCost(schemas=len(patterns) * _PATTERN_COST, steps=steps, byte_steps=steps)
+
+
+@lru_cache(maxsize=1000)
+def _expression_bytes(pattern: str) -> int:
+    """The size of a compiled expression; the largest one if it cannot be compiled."""
+    for size in EXPRESSION_BYTES[:-1]:
+        try:
+            compile_schema({"pattern": pattern}, size)
+        except ValueError:
+            continue
+        return size
+    return EXPRESSION_BYTES[-1]
+
+
+def compile_schema(schema: dict[str, Any] | bool, expression_bytes: int) -> Any:
+    """Compile a schema whose expressions need no more than so many bytes; otherwise ValueError."""
+    import jsonschema_rs
+
+    # An expression that takes for ever must not: this engine takes linear time.
+    engine = jsonschema_rs.RegexOptions(size_limit=expression_bytes)
+    try:
+        return jsonschema_rs.Draft202012Validator(schema, offline=True, pattern_options=engine)
+    except jsonschema_rs.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+def _is_set(options: list[Any]) -> bool:
+    """Whether the validator finds an option at once. It compares others with each in turn."""
+    return {type(option) for option in options} in ({str}, {int})
+
+
+def _extra_steps(key: str, value: Any) -> int:
+    """The steps of a keyword beyond one for each of its parts."""
+    if key == "enum":
+        return _OPTION_STEPS * (len(value) if isinstance(value, list) else 1)
+    extra = {"const": _OPTION_STEPS, "multipleOf": _FRACTION_STEPS, "uniqueItems": _UNIQUE_STEPS}
+    return extra.get(key, 0)

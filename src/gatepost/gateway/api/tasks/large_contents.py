@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 from gatepost.capabilities.contract import Contract
 from gatepost.delivery.blob_records import find_blob
 from gatepost.errors import ContractMismatch
+from gatepost.gateway.api.tasks.contract_checks import ContractChecks
 from gatepost.gateway.core import Core
 from gatepost.hub import tasks
 from gatepost.hub.task_request import input_of
@@ -20,6 +21,7 @@ class LargeContents:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._parts = core.tasks.parts
+        self._checks = ContractChecks()
 
     @property
     def has_contracts(self) -> bool:
@@ -37,18 +39,20 @@ class LargeContents:
                 lambda tx: self._parts.contract_of(tx, entry.public_part)
             )
             if contract is not None:
-                await asyncio.to_thread(lambda: contract.check_input(b"".join(pieces)))
+                given = await asyncio.to_thread(b"".join, pieces)
+                await self._checks.check(contract, "input", given)
 
     async def check_input(self, task_id: str, request: bytes) -> None:
         """Raise ContractMismatch unless a large request fits the capability of its task."""
         contract = await self._find_contract(task_id)
         if contract is not None:
-            await asyncio.to_thread(lambda: contract.check_input(input_of(request)))
+            given = await asyncio.to_thread(input_of, request)
+            await self._checks.check(contract, "input", given)
 
     async def check_result(self, task_id: str, result: bytes) -> None:
         contract = await self._find_contract(task_id)
         if contract is not None:
-            await asyncio.to_thread(contract.check_output, result)
+            await self._checks.check(contract, "result", result)
 
     async def check_report(self, report: TaskReport) -> None:
         """Turn a completion into a failure if its large result does not fit."""
@@ -61,7 +65,8 @@ class LargeContents:
         key, _ = await self._core.read(lambda tx: find_blob(tx, digest))
         pieces = self._core.blobs.read_payload(digest, key)
         try:
-            await asyncio.to_thread(lambda: contract.check_output(b"".join(pieces)))
+            result = await asyncio.to_thread(b"".join, pieces)
+            await self._checks.check(contract, "result", result)
         except ContractMismatch as error:
             report.action, report.result_ref = "fail", UNSET
             report.error_code, report.error = CONTRACT_MISMATCH, error.message[:2000]
