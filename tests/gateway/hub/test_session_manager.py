@@ -45,7 +45,7 @@ def assert_ended_once(hub: HubClient, id: str, *codes: str) -> None:
     assert live_tokens(hub, id) == []
     name = task["session_name"]
     wait_until(lambda: pids_with_variable(SESSION_VARIABLE, name) == [])
-    assert not (hub.state_dir / "sessions" / name / "secrets").exists()
+    assert list((hub.state_dir / "sessions" / name / "secrets").iterdir()) == []
     assert hub.task(id)["state"] == "failed"
 
 

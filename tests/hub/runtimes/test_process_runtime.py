@@ -109,10 +109,11 @@ def test_the_environment_is_the_given_one_alone(
 def test_secrets_are_private_files_that_go_with_the_session(tmp_path: Path) -> None:
     async def body(sessions: Sessions) -> None:
         script = "cat ../secrets/token ../task.json; stat -c ' %a' ../secrets/token ../secrets"
+        script += "; mkdir -p ../secrets/0/1"
         handle = await sessions.launch("sh", "-c", script)
         await sessions.runtime.wait(handle)
         assert sessions.log(handle) == 'secret{"x":1} 600\n 700\n'
-        assert not (sessions.root / handle.name / "secrets").exists()
+        assert list((sessions.root / handle.name / "secrets").iterdir()) == []
 
     run(body, tmp_path)
 
@@ -125,7 +126,7 @@ def test_a_command_that_cannot_be_executed_leaves_nothing(
         spec = sessions.spec(*command)
         with pytest.raises(LaunchFailed, match="cannot be started"):
             await sessions.runtime.launch(spec, sessions.states.append)
-        assert not (spec.folder / "secrets").exists()
+        assert list((spec.folder / "secrets").iterdir()) == []
         assert sessions.states[-1] is SessionState.STARTING
 
     run(body, tmp_path)
@@ -226,7 +227,7 @@ def test_a_killed_session_is_a_signal_and_a_killed_supervisor_is_a_loss(tmp_path
         group = ControlGroup(handle.name)
         group.find()
         assert group.folders == []
-        assert not (sessions.root / handle.name / "secrets").exists()
+        assert list((sessions.root / handle.name / "secrets").iterdir()) == []
 
     run(body, tmp_path)
 
@@ -256,7 +257,7 @@ def test_sessions_that_nobody_knows_are_ended(tmp_path: Path) -> None:
         assert await sessions.runtime.remove_orphans({known.name}) == [unknown.name]
         assert pids_with_variable(SESSION_VARIABLE, unknown.name) == []
         assert start_time(int(known.data["child"])) is not None
-        assert not (sessions.root / unknown.name / "secrets").exists()
+        assert list((sessions.root / unknown.name / "secrets").iterdir()) == []
 
     run(body, tmp_path)
 

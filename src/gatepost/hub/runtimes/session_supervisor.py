@@ -58,6 +58,7 @@ class SessionSupervisor:
         self._limits: dict[str, Any] = self._launch["limits"]
         self._group = ControlGroup(self._launch["name"])
         self._child = 0
+        self._identity: dict[str, Any] = {}
         self._status: int | None = None
         self._reason = "exited"
         self._stop_at: float | None = None
@@ -78,10 +79,15 @@ class SessionSupervisor:
             self._clean_up()
             return {"error": error}
         pid, its = os.getpid(), start_time(self._child)
-        status = {"boot": boot_id(), "pid": pid, "started": _own_start_time(pid)}
-        status |= {"child": self._child, "child_started": its or 0}
-        _write_file(f"{self._folder}/{STATUS_FILE}", status)
-        return status
+        self._identity = {
+            "boot": boot_id(),
+            "pid": pid,
+            "started": _own_start_time(pid),
+            "child": self._child,
+            "child_started": its or 0,
+        }
+        _write_file(f"{self._folder}/{STATUS_FILE}", self._identity)
+        return self._identity
 
     def supervise(self) -> None:
         """Carry the output until the command has ended; then end all that it left behind."""
@@ -95,9 +101,10 @@ class SessionSupervisor:
         self._clean_up()
         code = os.waitstatus_to_exitcode(self._status or 0)
         ended = {"reason": self._reason, "code": code, "at": time.time_ns() // 1_000_000}
-        # Its existence alone says that the session has ended, so it must be complete at once.
-        _write_file(f"{self._folder}/{EXIT_FILE}.tmp", ended)
-        os.replace(f"{self._folder}/{EXIT_FILE}.tmp", f"{self._folder}/{EXIT_FILE}")  # noqa: PTH105
+        # Its existence alone says that the session has ended, so it must be complete at once. The
+        # status file becomes it: to make another file costs more than to rename one.
+        _write_file(f"{self._folder}/{STATUS_FILE}", self._identity | ended)
+        os.replace(f"{self._folder}/{STATUS_FILE}", f"{self._folder}/{EXIT_FILE}")  # noqa: PTH105
         os.close(self._output)
 
     # -- the command
@@ -254,7 +261,7 @@ class SessionSupervisor:
         os.close(self._wakeups)
         os.close(self._wakeup)
         self._group.remove()
-        _remove_flat_folder(f"{self._folder}/{SECRETS_FOLDER}")
+        _remove_files(f"{self._folder}/{SECRETS_FOLDER}")
 
 
 @cache
@@ -262,11 +269,15 @@ def _own_start_time(pid: int) -> int:
     return start_time(pid) or 0
 
 
-def _remove_flat_folder(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):  # noqa: PTH208
+def _remove_files(folder: str) -> None:
+    """Remove the files of a folder. The folder stays: some file systems take long to remove one."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return
+    for name in names:
+        with contextlib.suppress(OSError):
             os.unlink(f"{folder}/{name}")  # noqa: PTH108
-        os.rmdir(folder)  # noqa: PTH106
 
 
 def _limit(kind: int, value: int) -> None:
