@@ -232,6 +232,38 @@ def test_a_killed_session_is_a_signal_and_a_killed_supervisor_is_a_loss(tmp_path
     run(body, tmp_path)
 
 
+# Leaves a process without the session's variables, in a session of its own and without a parent.
+ESCAPE = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        code = "import os, time; os.symlink(str(os.getpid()), 'escaped'); time.sleep(1000)"
+        os.execve(sys.executable, [sys.executable, "-S", "-c", code], {})
+    os._exit(0)
+while not os.path.islink("escaped"):
+    time.sleep(0.01)
+os.kill(os.getppid(), 9)
+time.sleep(1000)
+"""
+
+
+def test_no_process_outlives_a_session_that_kills_its_supervisor(tmp_path: Path) -> None:
+    probe = ControlGroup(f"probe-{os.getpid()}")
+    probe.create(64, 2**30, None)
+    probe.remove()
+    if not probe.folders:
+        pytest.skip("this machine offers no control groups to this user")
+
+    async def body(sessions: Sessions) -> None:
+        handle = await sessions.launch(sys.executable, "-S", "-c", ESCAPE)
+        assert (await sessions.runtime.wait(handle)).reason == "lost"
+        escaped = int((sessions.root / handle.name / "work" / "escaped").readlink().name)
+        assert start_time(escaped) is None
+
+    run(body, tmp_path)
+
+
 def test_a_session_outlives_the_runtime_that_started_it(tmp_path: Path) -> None:
     async def body(sessions: Sessions) -> None:
         script = "echo one; while [ ! -e go ]; do sleep 0.01; done; echo two; exit 5"
@@ -316,6 +348,20 @@ def test_a_hardened_session_has_no_network_unless_it_asks(tmp_path: Path) -> Non
         assert await count_interfaces(sessions, True) == ours
 
     run(body, tmp_path, sandbox="none")
+
+
+@needs_bubblewrap
+def test_a_sandboxed_session_reaches_no_service_by_a_socket_in_run(tmp_path: Path) -> None:
+    """Such as those of Docker or systemd, which would start a command outside of the sandbox."""
+
+    async def body(sessions: Sessions) -> None:
+        for hardened in (True, False):
+            handle = await sessions.launch("sh", "-c", "ls /run /var/run/", hardened=hardened)
+            await sessions.runtime.wait(handle)
+            shown = {"NetworkManager", "current-system", "resolvconf", "systemd"}
+            assert set(sessions.log(handle).split()) <= {"/run:", "/var/run/:", *shown}
+
+    run(body, tmp_path, sandbox="auto")
 
 
 def test_a_hardened_session_is_not_started_without_a_sandbox(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -113,15 +114,22 @@ class SessionContents:
     async def _read_file(self, path: Path) -> bytes | None:
         limit = self._core.settings.limits.max_blob_bytes
         try:
-            # The session may have left a link to a file that it cannot read itself.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            file = open(path, "rb", opener=_open_without_following)  # noqa: SIM115
         except FileNotFoundError:
             return None
-        with os.fdopen(descriptor, "rb") as file:
-            if os.fstat(descriptor).st_size <= _SMALL_BYTES:
+        with file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("it is no regular file")
+            if status.st_size <= _SMALL_BYTES:
                 content = file.read(_SMALL_BYTES)
             else:
                 content = await asyncio.to_thread(file.read, limit + 1)
         if len(content) > limit:
             raise PayloadTooLarge(f"its result has more than {limit} bytes")
         return content
+
+
+def _open_without_following(path: str, flags: int) -> int:
+    """The session may have left a link to a file that it cannot read itself, or a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

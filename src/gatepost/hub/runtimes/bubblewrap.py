@@ -11,6 +11,17 @@ from gatepost.hub.runtimes.session_supervisor import SECRETS_FOLDER, WORK_FOLDER
 _PROBE_SECS = 10.0
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 _BASE = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")
+# Services take orders at sockets in /run, and a read-only mount does not keep anybody from those:
+# systemd or Docker would start a command outside of the sandbox.
+_SERVICES = Path("/run")
+# Programs need these: the addresses of name servers, and on NixOS all programs.
+_SHOWN = (
+    "systemd/resolve/stub-resolv.conf",
+    "systemd/resolve/resolv.conf",
+    "NetworkManager/resolv.conf",
+    "resolvconf/resolv.conf",
+    "current-system",
+)
 
 
 @cache
@@ -19,7 +30,8 @@ def find_bubblewrap() -> str | None:
     path = shutil.which("bwrap")
     if path is None:
         return None
-    probe = [path, *_NAMESPACES, "--unshare-net", *_BASE, "--cap-drop", "ALL", "true"]
+    probe = [path, *_NAMESPACES, "--unshare-net", *_BASE, *_hide_services()]
+    probe += ["--cap-drop", "ALL", "true"]
     try:
         done = subprocess.run(probe, capture_output=True, timeout=_PROBE_SECS, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -31,10 +43,12 @@ def sandbox_command(bubblewrap: str, spec: SessionSpec, *, has_network: bool) ->
     """The command of a session inside a sandbox.
 
     The sandbox shows the machine's files read-only, and hides the state of the gateway and of other
-    sessions. The session may write to its work folder and to a /tmp of its own.
+    sessions, and the sockets of services in /run. The session may write to its work folder and to a
+    /tmp of its own.
     """
     work, secrets = spec.folder / WORK_FOLDER, spec.folder / SECRETS_FOLDER
     command = [bubblewrap, "--die-with-parent", "--cap-drop", "ALL", *_NAMESPACES, *_BASE]
+    command += _hide_services()
     if not has_network:
         command.append("--unshare-net")
     for hidden in _outermost(spec.hidden):
@@ -45,6 +59,15 @@ def sandbox_command(bubblewrap: str, spec: SessionSpec, *, has_network: bool) ->
     if spec.socket_folder is not None:
         command += ["--ro-bind", str(spec.socket_folder), str(spec.socket_folder)]
     return [*command, "--chdir", str(work), "--", *spec.definition.command]
+
+
+def _hide_services() -> list[str]:
+    if not _SERVICES.is_dir():
+        return []
+    options = ["--tmpfs", str(_SERVICES)]
+    for path in (str(_SERVICES / name) for name in _SHOWN):
+        options += ["--ro-bind-try", path, path]
+    return options
 
 
 def _outermost(paths: tuple[Path, ...]) -> list[Path]:

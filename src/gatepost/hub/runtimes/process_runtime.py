@@ -236,15 +236,17 @@ class ProcessRuntime:
             return
         if is_same_process(child, int(handle.data["child_started"])):
             kill_group(child)
+        group = ControlGroup(handle.name)
+        group.find()
         for _ in range(_KILL_ROUNDS):
-            pids = await asyncio.to_thread(pids_with_variable, SESSION_VARIABLE, handle.name)
+            # A process can leave its process group and its variables, but not its control group.
+            named = await asyncio.to_thread(pids_with_variable, SESSION_VARIABLE, handle.name)
+            pids = group.list_pids().union(named)
             if not pids:
                 break
             for pid in pids:
                 send_signal(pid, signal.SIGKILL)
             await asyncio.sleep(_KILL_PAUSE_SECS)
-        group = ControlGroup(handle.name)
-        group.find()
         group.remove()
 
 
