@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from gatepost.mesh.transports import datagram_streams
 from gatepost.mesh.transports.datagram_streams import (
     DatagramStreams,
     Streams,
@@ -115,3 +118,68 @@ def test_a_peer_that_restarts_is_reached_again() -> None:
         await second.close()
 
     asyncio.run(exchange())
+
+
+def test_idle_streams_of_strangers_shut_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datagram_streams, "_MAX_INCOMING", 8)
+
+    async def crowd() -> None:
+        bob, received = DatagramStreams(connect, is_address), []
+
+        def receive(datagram: bytes, source: str) -> bool:
+            received.append(datagram)
+            return datagram.startswith(b"signed")
+
+        bob.own_address = f"127.0.0.1:{await bob.listen(receive)}"
+        ann, cat = await start([]), await start([])
+        ann.send(bob.own_address, b"signed 1")
+        await async_wait_until(lambda: received == [b"signed 1"])
+        crowd = []
+        for number in range(20):
+            _, writer = await connect(bob.own_address)
+            # Some say who they are, and send datagrams that nobody signed.
+            if number % 2:
+                writer.write(encode_frame(b"127.0.0.1:1") + encode_frame(b"junk"))
+            crowd.append(writer)
+        await async_wait_until(lambda: received.count(b"junk") == 10)
+        cat.send(bob.own_address, b"signed 2")
+        await async_wait_until(lambda: b"signed 2" in received)
+        ann.send(bob.own_address, b"signed 3")
+        await async_wait_until(lambda: b"signed 3" in received)
+        assert ann.counts.dropped_unreachable == 0, "its stream was not ended"
+        for streams in (ann, bob, cat):
+            await streams.close()
+        for writer in crowd:
+            writer.close()
+
+    asyncio.run(crowd())
+
+
+def test_addresses_where_nobody_is_shut_no_peer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datagram_streams, "_MAX_OUTGOING", 8)
+
+    async def try_addresses() -> None:
+        received: Received = []
+        bob, opened = await start(received), []
+
+        async def connect_to_bob(address: str) -> Streams:
+            opened.append(address)
+            if address != bob.own_address:
+                raise ConnectionRefusedError
+            return await connect(address)
+
+        ann = DatagramStreams(connect_to_bob, is_address)
+        ann.own_address = f"127.0.0.1:{await ann.listen(lambda datagram, source: None)}"
+        ann.send(bob.own_address, b"1")
+        await async_wait_until(lambda: len(received) == 1)
+        for port in range(1, 30):
+            ann.send(f"127.0.0.1:{port}", b"x")
+        ann.send(bob.own_address, b"2")
+        await async_wait_until(lambda: len(received) == 2)
+        assert opened.count(bob.own_address) == 1, "its stream was not ended"
+        ann.send("127.0.0.1:30", b"x")
+        await async_wait_until(lambda: "127.0.0.1:30" in opened)
+        await ann.close()
+        await bob.close()
+
+    asyncio.run(try_addresses())

@@ -240,9 +240,13 @@ class MeshService:
             if election.is_news(term):
                 election.hear_report(term, None, self._now().steady_ms)
 
-    def _receive(self, datagram: bytes, source: str) -> None:
-        if self.node is not None:
-            self._apply(self.node.receive(datagram, source, self._now()))
+    def _receive(self, datagram: bytes, source: str) -> bool:
+        """Take a datagram; returns whether a member signed it."""
+        if self.node is None:
+            return False
+        decisions = self.node.receive(datagram, source, self._now())
+        self._apply(decisions)
+        return not any(isinstance(e, DatagramRefused) and e.node is None for e in decisions)
 
     # -- decisions
 

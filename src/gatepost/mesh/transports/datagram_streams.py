@@ -3,6 +3,9 @@
 A stream carries datagrams in one direction. Its first frame is the address of its opener, so that
 the receiver knows where to answer. That address may be forged, as that of a datagram. Every queue
 is bounded: a datagram that finds its queue full is dropped, and a stream that stands still ends.
+
+Anybody can open a stream, and a member can make this node open streams to addresses where nobody
+is. So a table of streams that is full is open nevertheless: the stream that is least missed ends.
 """
 
 import asyncio
@@ -61,6 +64,7 @@ class OutgoingStream:
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_QUEUED)
         self._retry_secs = _FIRST_RETRY_SECS
         self._task = asyncio.create_task(self._run())
+        self.was_connected = False
 
     @property
     def has_ended(self) -> bool:
@@ -71,6 +75,9 @@ class OutgoingStream:
             self._queue.put_nowait(datagram)
         except asyncio.QueueFull:
             self._counts.dropped_full += 1
+
+    def end(self) -> None:
+        self._task.cancel()
 
     async def close(self) -> None:
         self._task.cancel()
@@ -87,7 +94,7 @@ class OutgoingStream:
                 await asyncio.sleep(self._retry_secs)
                 self._retry_secs = min(self._retry_secs * 2, _MAX_RETRY_SECS)
                 continue
-            self._retry_secs = _FIRST_RETRY_SECS
+            self._retry_secs, self.was_connected = _FIRST_RETRY_SECS, True
             if await self._write_frames(writer):
                 return
 
@@ -121,6 +128,36 @@ class OutgoingStream:
             self._counts.dropped_unreachable += 1
 
 
+class IncomingStreams:
+    """The streams that others opened, those first that are least missed."""
+
+    def __init__(self) -> None:
+        # Without a datagram of a member so far, and with one: the longest silent first.
+        self._unproven: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._proven: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    def add_stream(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        if len(self._unproven) + len(self._proven) >= _MAX_INCOMING:
+            table = self._unproven or self._proven
+            table.pop(next(iter(table))).transport.abort()
+        self._unproven[task] = writer
+
+    def note_member(self, task: asyncio.Task[None]) -> None:
+        """A datagram of a member came over this stream."""
+        writer = self.remove_stream(task)
+        if writer is not None:
+            self._proven[task] = writer
+
+    def remove_stream(self, task: asyncio.Task[None]) -> asyncio.StreamWriter | None:
+        return self._unproven.pop(task, None) or self._proven.pop(task, None)
+
+    async def close(self) -> None:
+        streams = self._unproven | self._proven
+        for writer in streams.values():
+            writer.transport.abort()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+
 class DatagramStreams:
     """All streams of one transport. `connect` opens one, through whatever lies in between."""
 
@@ -130,9 +167,10 @@ class DatagramStreams:
         self.own_address = ""
         self.counts = TransportCounts()
         self._receive: ReceiveDatagram | None = None
+        # The longest unused first.
         self._outgoing: OrderedDict[str, OutgoingStream] = OrderedDict()
         self._server: asyncio.Server | None = None
-        self._incoming: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._incoming = IncomingStreams()
 
     async def listen(self, receive: ReceiveDatagram) -> int:
         """Take streams at a port of this machine, and return the port."""
@@ -145,10 +183,8 @@ class DatagramStreams:
             self.counts.dropped_oversized += 1
         elif self._server is None or not self._is_address(address):
             self.counts.dropped_unreachable += 1
-        elif (stream := self._stream_to(address)) is None:
-            self.counts.dropped_full += 1
         else:
-            stream.send(datagram)
+            self._stream_to(address).send(datagram)
 
     async def close(self) -> None:
         server, self._server = self._server, None
@@ -157,43 +193,41 @@ class DatagramStreams:
         for stream in self._outgoing.values():
             await stream.close()
         self._outgoing.clear()
-        for writer in self._incoming.values():
-            writer.transport.abort()
-        await asyncio.gather(*self._incoming, return_exceptions=True)
+        await self._incoming.close()
 
-    def _stream_to(self, address: str) -> OutgoingStream | None:
-        stream = self._outgoing.get(address)
-        if stream is not None and not stream.has_ended:
-            return stream
-        self._outgoing.pop(address, None)
-        for known in [each for each, old in self._outgoing.items() if old.has_ended]:
-            del self._outgoing[known]
-        if len(self._outgoing) >= _MAX_OUTGOING:
-            return None
-        made = OutgoingStream(address, self.own_address, self._connect, self.counts)
-        self._outgoing[address] = made
-        return made
+    def _stream_to(self, address: str) -> OutgoingStream:
+        stream = self._outgoing.pop(address, None)
+        if stream is None or stream.has_ended:
+            if len(self._outgoing) >= _MAX_OUTGOING:
+                self._end_least_missed()
+            stream = OutgoingStream(address, self.own_address, self._connect, self.counts)
+        self._outgoing[address] = stream
+        return stream
+
+    def _end_least_missed(self) -> None:
+        """End the longest unused stream, if possible one to an address where nobody was yet."""
+        streams = self._outgoing.items()
+        unused = (each for each, stream in streams if not stream.was_connected or stream.has_ended)
+        address = next(unused, None) or next(iter(self._outgoing))
+        self._outgoing.pop(address).end()
 
     async def _serve_stream(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._incoming) >= _MAX_INCOMING:
-            writer.close()
-            return
-        self._incoming[task] = writer
+        self._incoming.add_stream(task, writer)
         try:
-            await self._read_stream(reader)
+            await self._read_stream(reader, task)
         except (TimeoutError, OSError):
             pass
         finally:
-            del self._incoming[task]
+            self._incoming.remove_stream(task)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _read_stream(self, reader: asyncio.StreamReader) -> None:
+    async def _read_stream(self, reader: asyncio.StreamReader, task: "asyncio.Task[None]") -> None:
         source: str | None = None
         while True:
             async with asyncio.timeout(_IDLE_SECS):
@@ -204,15 +238,16 @@ class DatagramStreams:
                 source = frame.decode(errors="replace")
                 if not self._is_address(source):
                     return
-            else:
-                self._pass_on(frame, source)
+            elif self._pass_on(frame, source):
+                self._incoming.note_member(task)
 
-    def _pass_on(self, datagram: bytes, source: str) -> None:
+    def _pass_on(self, datagram: bytes, source: str) -> bool:
+        """Hand a datagram on; returns whether it was one of a member."""
         self.counts.received += 1
         try:
-            if self._receive is not None:
-                self._receive(datagram, source)
+            return self._receive is not None and bool(self._receive(datagram, source))
         except Exception:
             self.counts.receive_errors += 1
             if self.counts.receive_errors == 1:
                 log.exception("a mesh datagram was not handled; further ones are only counted")
+            return False

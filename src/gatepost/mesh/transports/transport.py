@@ -8,8 +8,8 @@ from msgspec import Struct
 # Fits into one packet on every path that IPv6 allows (1,280 bytes), also inside a tunnel.
 MAX_DATAGRAM_BYTES = 1_200
 
-# Gets each datagram and the address it came from.
-ReceiveDatagram = Callable[[bytes, str], None]
+# Gets each datagram and the address it came from; returns whether a member signed it, if it knows.
+ReceiveDatagram = Callable[[bytes, str], bool | None]
 
 
 class TransportCounts(Struct):
