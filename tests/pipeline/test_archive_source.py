@@ -21,6 +21,7 @@ from gatepost.pipeline.archive_source import (
     decode_options,
     read_events,
     read_stream,
+    register_source,
 )
 from tests.pipeline.archives import (
     DAY,
@@ -59,6 +60,7 @@ EXPECTED = sorted(
 
 def arrow(spark: SparkSession, root: Path, **options: object) -> DataFrame:
     given = {name: str(value) for name, value in options.items()}
+    register_source(spark)
     return spark.read.format(FORMAT).options(**given).load(str(root))
 
 

@@ -80,15 +80,18 @@ def test_the_jobs_say_the_same_with_spark(
 _WATCHED = """
 import json, sys
 from urllib.request import urlopen
+import psutil
 from gatepost.pipeline.jobs.pipeline import update_tables
 from gatepost.pipeline.session import spark_session
 from gatepost.pipeline.transport import SparkTransport
 
 conf = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.sql.shuffle.partitions": "1"}
 with spark_session("local[2]", conf=conf, brief=True) as spark:
+    started = [process.cmdline() for process in psutil.Process().children(recursive=True)]
     update_tables(SparkTransport(spark), *sys.argv[1:])
     api = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
     found = {name: json.load(urlopen(f"{api}/{name}")) for name in ("sql", "stages")}
+    found["workers"] = [line for line in started if "pyspark.daemon" in line]
 json.dump(found, sys.stdout)
 """
 
@@ -102,6 +105,8 @@ def test_the_interface_of_spark_shows_queries_and_their_input(world: World, tmp_
     nodes = {node["nodeName"] for query in found["sql"] for node in query["nodes"]}
     assert {"Range", "MapInArrow"} <= nodes
     assert sum(stage["inputRecords"] for stage in found["stages"]) > 0
+    # No session starts Python processes that its first query does not use.
+    assert found["workers"] == []
 
 
 def test_an_error_on_an_executor_is_one_sentence(spark: SparkSession) -> None:

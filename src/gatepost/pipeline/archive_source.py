@@ -250,7 +250,10 @@ class StreamPlan:
 
 
 def register_source(spark: "SparkSession") -> None:
-    """Register `format("gatepost")` with this session."""
+    """Register `format("gatepost")` with this session.
+
+    Jobs do not need it, and Spark starts a Python process of its own for it.
+    """
     from gatepost.pipeline.spark_source import GatepostSource
 
     spark.dataSource.register(GatepostSource)
@@ -273,6 +276,7 @@ def read_events(
     """
     if verify != "none" or not _can_spark_open(root):
         options = _encode_options(nodes=nodes, since=since, until=until, columns=columns)
+        register_source(spark)
         return (
             spark.read.format(FORMAT)
             .options(**options, verify=verify, parallelism=_default_parallelism(spark))
@@ -304,6 +308,7 @@ def read_stream(
 ) -> "DataFrame":
     """A stream of events as they are archived, all nodes together in time."""
     options = _encode_options(nodes=nodes, since=since, until=until, columns=columns)
+    register_source(spark)
     stream = spark.readStream.format(FORMAT).options(
         **options, parallelism=_default_parallelism(spark)
     )

@@ -4,7 +4,6 @@ PySpark is imported inside functions only: without the extra, `require_spark` sa
 """
 
 import contextlib
-import importlib
 import importlib.util
 import os
 import shutil
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +20,6 @@ from gatepost.pipeline.job_errors import wrap_job_errors
 from gatepost.pipeline.jvm_class_cache import JvmClassCache
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _NEEDS = ("pyspark", "pyarrow", "deltalake", "pandas", "obstore")
@@ -254,30 +251,13 @@ def _start_session(settings: Mapping[str, str], shared: JvmClassCache) -> "Itera
         with wrap_job_errors():
             context = SparkContext(conf=SparkConf().setAll(list(settings.items())))
             stack.callback(context.stop)
-            # Workers warm up while the JVM gets ready for queries, which uses one core.
-            with ThreadPoolExecutor(1) as executor:
-                warm_up = executor.submit(_warm_up_workers, context)
-                session = SparkSession.builder.getOrCreate()
-                stack.callback(session.stop)
-                _prepare_session(session)
-                warm_up.result()
+            session = SparkSession.builder.getOrCreate()
+            stack.callback(session.stop)
+            _prepare_session(session)
             yield session
 
 
-def _warm_up_workers(context: "SparkContext") -> None:
-    """Start the Python workers of this machine, and let them load their libraries."""
-    if is_local(context.master or ""):
-        cores = context.defaultParallelism
-        context.parallelize(range(cores), cores).foreach(_load_libraries)
-
-
-def _load_libraries(_: int) -> None:
-    for job in ("deliveries", "hourly_tables", "findings"):
-        importlib.import_module(f"gatepost.pipeline.jobs.{job}")
-
-
 def _prepare_session(spark: "SparkSession") -> None:
-    from gatepost.pipeline.archive_source import register_source
     from gatepost.pipeline.package_upload import is_connect, send_package
 
     for key, value in _SQL_SETTINGS.items():
@@ -285,7 +265,6 @@ def _prepare_session(spark: "SparkSession") -> None:
     # Whatever its master is, a Spark Connect server may be another machine.
     if is_connect(spark) or not is_local(spark.conf.get("spark.master", None) or "local"):
         send_package(spark)
-    register_source(spark)
 
 
 def _end_jvm() -> bool:
