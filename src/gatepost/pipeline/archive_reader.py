@@ -5,6 +5,7 @@ A file that no manifest lists does not exist. Needs pyarrow and msgspec, but not
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -39,6 +40,7 @@ ROW_SCHEMA: Final = pa.schema(
 Verify = Literal["none", "sha256"]
 
 _BATCH_ROWS = 64 * 1024
+_COLUMN_TYPES = dict(zip(EVENT_SCHEMA.names, EVENT_SCHEMA.types, strict=True))
 _SEGMENT_PATH = re.compile(r"date=(\d{4}-\d\d-\d\d)/[\w.-]+\.parquet")
 
 
@@ -113,8 +115,9 @@ class ArchiveReader:
         with _wrap_read_errors(piece.segment), self._open_parquet(piece.segment, encoded) as file:
             present = set(file.schema_arrow.names)
             wanted = [name for name in columns if name in present]
+            missing = [name for name in columns if name not in present]
             for batch in _slice_batches(file, piece, wanted, ROW_GROUP):
-                yield _add_missing_columns(pa.Table.from_batches([batch]), columns, piece.segment)
+                yield _add_columns(pa.Table.from_batches([batch]), missing, piece.segment)
 
     def _open_parquet(self, segment: SegmentFile, encoded: Sequence[str]) -> pq.ParquetFile:
         where = self._file_path(segment)
@@ -200,10 +203,12 @@ def _find_wrong_column(content: pa.Buffer, segment: SegmentFile) -> str | None:
         return f"the file is no Parquet: {str(error).partition(chr(10))[0]}"
     if rows != segment.rows:
         return f"the file has {rows} events, the manifest lists {segment.rows}"
-    for field in EVENT_SCHEMA:
-        places = schema.get_all_field_indices(field.name)
-        if len(places) > 1 or any(schema.field(place).type != field.type for place in places):
-            return f"the column {field.name} is not that of an archive"
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if _COLUMN_TYPES.get(name, kind) != kind:
+            return f"the column {name} is not that of an archive"
+    doubled = [name for name, count in Counter(schema.names).items() if count > 1]
+    if doubled:
+        return f"the file has several columns {doubled[0]}"
     return None
 
 
@@ -248,11 +253,9 @@ def _slice_batches(
             yield cut
 
 
-def _add_missing_columns(
-    table: pa.Table, columns: Collection[str], segment: SegmentFile
-) -> pa.Table:
+def _add_columns(table: pa.Table, missing: Iterable[str], segment: SegmentFile) -> pa.Table:
     """Add the node, and nulls for columns that an older archive lacks."""
-    for name in (name for name in columns if name not in table.column_names):
+    for name in missing:
         kind = ROW_SCHEMA.field(name).type
         if name == "node":
             zeros = pa.array(np.zeros(table.num_rows, np.int32))
