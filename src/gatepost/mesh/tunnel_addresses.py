@@ -3,13 +3,14 @@
 Every node derives a row of candidates from its key, and takes the first that nobody senior claims.
 Two nodes may claim the same address before they know of each other. Then the claim of the senior
 node counts everywhere, and the other one takes its next candidate. No node routes an address to a
-claimant whose claim does not count, so a node cannot take over the traffic of a senior one.
+claimant whose claim does not count, so a node cannot take over the traffic of a senior one. A node
+claims its own candidates only: a senior node cannot follow a junior one from address to address.
 """
 
 import ipaddress
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from hashlib import blake2b
-from itertools import count
 
 from msgspec import Struct
 
@@ -17,16 +18,21 @@ from gatepost.errors import ConfigError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # As many addresses are tried before the network counts as full.
-_MAX_CANDIDATES = 10_000
+_MAX_CANDIDATES = 256
+_CACHED = 4096
 _MIN_ADDRESSES = 4
 
 
 class TunnelClaim(Struct, frozen=True):
-    """A node that claims a tunnel address. `rank` orders nodes by seniority, senior ones first."""
+    """A node that claims a tunnel address. `rank` orders nodes by seniority, senior ones first.
+
+    `key` is the fingerprint of its node key.
+    """
 
     node: str
     rank: tuple[object, ...]
     address: str
+    key: str
 
 
 def parse_network(text: str) -> Network:
@@ -41,31 +47,25 @@ def parse_network(text: str) -> Network:
 
 
 def honoured_claims(network: Network, claims: Iterable[TunnelClaim]) -> dict[str, TunnelClaim]:
-    """Address → the claim that counts: the senior one of those inside the network."""
+    """Address → the claim that counts: the senior one of those whose candidate it is."""
     found: dict[str, TunnelClaim] = {}
     for claim in sorted(claims, key=lambda claim: claim.rank):
-        address = _address_in(network, claim.address)
-        if address is not None:
-            found.setdefault(address, claim)
+        if _is_candidate(network, claim.key, claim.address):
+            found.setdefault(claim.address, claim)
     return found
 
 
-def choose_address(
-    network: Network, own: TunnelClaim, key: str, others: Iterable[TunnelClaim]
-) -> str:
+def choose_address(network: Network, own: TunnelClaim, others: Iterable[TunnelClaim]) -> str:
     """The address of this node: the present one if its claim counts, else its next candidate."""
     honoured = honoured_claims(network, [own, *others])
-    present = _address_in(network, own.address)
-    if present is not None and honoured[present].node == own.node:
-        return present
-    taken = honoured.keys()
-    for number in count():
-        if number == _MAX_CANDIDATES:
-            raise ConfigError("wireguard.network has no free address left; use a larger one")
-        candidate = derive_candidate(network, key, number)
-        if candidate not in taken:
+    present = honoured.get(own.address)
+    if present is not None and present.node == own.node:
+        return own.address
+    for number in range(_MAX_CANDIDATES):
+        candidate = derive_candidate(network, own.key, number)
+        if candidate not in honoured:
             return candidate
-    raise AssertionError("unreachable")
+    raise ConfigError("wireguard.network has no free address left; use a larger one")
 
 
 def derive_candidate(network: Network, key: str, number: int) -> str:
@@ -80,10 +80,8 @@ def routed_addresses(honoured: Mapping[str, TunnelClaim]) -> dict[str, str]:
     return {claim.node: address for address, claim in honoured.items()}
 
 
-def _address_in(network: Network, text: str) -> str | None:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    inside = address in network and address not in {network[0], network[-1]}
-    return str(address) if inside else None
+@lru_cache(maxsize=_CACHED)
+def _is_candidate(network: Network, key: str, address: str) -> bool:
+    """Whether a key gives this address; usually the first candidate is it."""
+    candidates = (derive_candidate(network, key, number) for number in range(_MAX_CANDIDATES))
+    return address in candidates

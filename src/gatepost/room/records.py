@@ -29,11 +29,13 @@ _URL = r"\Awss?://[A-Za-z0-9.\[\]:_-]{1,253}(/[A-Za-z0-9._~/-]{0,100})?\Z"
 _HOST_PORT = r"\A[A-Za-z0-9.\[\]:-]{1,253}:[0-9]{1,5}\Z"
 _IP = r"\A[0-9a-fA-F.:]{2,45}\Z"
 _WIREGUARD_KEY = r"\A[A-Za-z0-9+/]{43}=\Z"
+_WIREGUARD_PROOF = r"\A[A-Za-z0-9+/]{128}\Z"
 _ONION = r"\A[a-z2-7]{56}\.onion\Z"
 
 HostPort = Annotated[str, Meta(pattern=_HOST_PORT, max_length=260)]
 IpText = Annotated[str, Meta(pattern=_IP, max_length=45)]
 WireGuardKey = Annotated[str, Meta(pattern=_WIREGUARD_KEY, max_length=44)]
+WireGuardProof = Annotated[str, Meta(pattern=_WIREGUARD_PROOF, max_length=128)]
 OnionHost = Annotated[str, Meta(pattern=_ONION, max_length=62)]
 _PACKED_POINT = r"\A[A-Za-z0-9+/=]{180,512}\Z"
 MasterPoints = Annotated[
@@ -331,13 +333,15 @@ class MeshSecretRecord(RoomRecord, frozen=True, kw_only=True):
 class TransportRecord(RoomRecord, frozen=True, kw_only=True):
     """`transports.<nodeId>`: the addresses at which a node takes datagrams of the mesh.
 
-    `udp` is HOST:PORT. The fields of WireGuard are its public key, the HOST:PORT of its interface,
-    and its address in the tunnel. `onion` is the host name of its onion service. `master_points`
-    are its intro points for the onion service `master_onion`, which all nodes share.
+    `udp` is HOST:PORT. The fields of WireGuard are its public key, the proof that this key is the
+    node's, the HOST:PORT of its interface, and its address in the tunnel. `onion` is the host name
+    of its onion service. `master_points` are its intro points for the onion service `master_onion`,
+    which all nodes share.
     """
 
     udp: HostPort | None = None
     wg_public_key: WireGuardKey | None = None
+    wg_proof: WireGuardProof | None = None
     wg_endpoint: HostPort | None = None
     tunnel_ip: IpText | None = None
     onion: OnionHost | None = None

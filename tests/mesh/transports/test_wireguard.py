@@ -20,6 +20,7 @@ from gatepost.mesh.transports.wireguard import (
     render_configuration,
 )
 from gatepost.mesh.tunnel_addresses import parse_network
+from gatepost.mesh.wireguard_keys import WireGuardIdentity
 from tests.mesh.transports.namespaces import (
     NamespacedProcess,
     joined_namespaces,
@@ -67,7 +68,7 @@ def test_a_name_of_an_interface_fits() -> None:
 
 def create_transport() -> WireGuardTransport:
     setup = WireGuardSetup("gptest0", parse_network("10.201.0.0/16"), 0, 0)
-    return WireGuardTransport(setup, b"k" * 32, "10.201.0.1")
+    return WireGuardTransport(setup, WireGuardIdentity(b"k" * 32), "10.201.0.1")
 
 
 def test_without_its_tools_it_says_which_package_to_install(

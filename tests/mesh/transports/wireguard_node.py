@@ -10,11 +10,14 @@ import sys
 from gatepost.errors import GatepostError
 from gatepost.mesh.transports.wireguard import WireGuardPeer, WireGuardSetup, WireGuardTransport
 from gatepost.mesh.tunnel_addresses import parse_network
+from gatepost.mesh.wireguard_keys import WireGuardIdentity
 
 
 async def run(interface: str, seed: str, tunnel_ip: str) -> None:
     setup = WireGuardSetup(interface, parse_network("10.201.0.0/16"), 51_820, 7433)
-    transport = WireGuardTransport(setup, seed.encode().ljust(32, b"."), tunnel_ip)
+    transport = WireGuardTransport(
+        setup, WireGuardIdentity(seed.encode().ljust(32, b".")), tunnel_ip
+    )
     peers: dict[str, WireGuardPeer] = {}
     try:
         await transport.start(lambda datagram, source: say("got", datagram.decode(), source))

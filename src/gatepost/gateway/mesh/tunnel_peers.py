@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from gatepost.access.issuer import Issuer
 from gatepost.config import Settings
 from gatepost.errors import ConfigError
-from gatepost.events import NodeKey
+from gatepost.events import NodeKey, fingerprint_key
+from gatepost.gateway.mesh.room_addresses import is_usable
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.transports.wireguard import (
     WireGuardPeer,
@@ -30,7 +31,8 @@ from gatepost.mesh.tunnel_addresses import (
     parse_network,
     routed_addresses,
 )
-from gatepost.room import RoomChange, SharedRoom
+from gatepost.mesh.wireguard_keys import WireGuardIdentity, is_owner_proven
+from gatepost.room import RoomChange, SharedRoom, TransportRecord
 from gatepost.room.membership import OUTSIDER_RANK
 
 _CHECK_SECS = 5.0
@@ -48,7 +50,7 @@ def create_wireguard_transport(
     name = interface_name(issuer.key.fingerprint)
     setup = WireGuardSetup(name, network, settings.wireguard.port, datagram_port)
     address = derive_candidate(network, issuer.key.fingerprint, 0)
-    return WireGuardTransport(setup, issuer.derive_key("wireguard"), address)
+    return WireGuardTransport(setup, WireGuardIdentity(issuer.derive_key("wireguard")), address)
 
 
 class TunnelPeers:
@@ -75,13 +77,14 @@ class TunnelPeers:
         room = self._replica.room
         others = [] if room is None else self._list_claims(room)
         own = self._own_claim(room)
-        address = choose_address(self._network, own, self._key.fingerprint, others)
+        address = choose_address(self._network, own, others)
         peers = [] if room is None else self._list_peers(room, address, others)
         await self._transport.configure(address, peers)
         self._replica.transport = replace(
             self._replica.transport,
             udp=self._transport.local_address or None,
             wg_public_key=self._transport.public_key,
+            wg_proof=self._transport.identity.prove_owner(self._key.public),
             wg_endpoint=self._endpoint,
             tunnel_ip=address,
         )
@@ -89,29 +92,40 @@ class TunnelPeers:
     def _own_claim(self, room: SharedRoom | None) -> TunnelClaim:
         member = None if room is None else room.effective.nodes.get(self._node)
         rank = OUTSIDER_RANK if member is None else member.rank
-        return TunnelClaim(self._node, rank, self._transport.tunnel_ip)
+        address = self._transport.tunnel_ip
+        return TunnelClaim(self._node, rank, address, self._key.fingerprint)
 
     def _list_claims(self, room: SharedRoom) -> list[TunnelClaim]:
         members, found = room.effective.nodes, room.effective.transports
         return [
-            TunnelClaim(node, members[node].rank, record.tunnel_ip)
+            TunnelClaim(node, member.rank, record.tunnel_ip, fingerprint_key(member.public_key))
             for node, record in found.items()
-            if node != self._node and node in members and record.tunnel_ip is not None
+            if node != self._node
+            and (member := members.get(node)) is not None
+            and record.tunnel_ip is not None
         ]
 
     def _list_peers(
         self, room: SharedRoom, own_address: str, claims: list[TunnelClaim]
     ) -> list[WireGuardPeer]:
-        """One peer for each key: two nodes cannot share one."""
+        """One peer for each address, whose node has proved that its key is its own."""
         routed = routed_addresses(honoured_claims(self._network, claims))
-        peers: dict[str, WireGuardPeer] = {}
-        for claim in sorted(claims, key=lambda claim: claim.rank):
-            record = room.effective.transports[claim.node]
-            address, key = routed.get(claim.node), record.wg_public_key
-            if address not in {None, own_address} and key not in {None, self._transport.public_key}:
-                peer = WireGuardPeer(key or "", address or "", numeric_endpoint(record.wg_endpoint))
-                peers.setdefault(peer.public_key, peer)
-        return list(peers.values())
+        return [
+            WireGuardPeer(record.wg_public_key, address, self._choose_endpoint(record))
+            for node, address in routed.items()
+            if address != own_address
+            and (record := room.effective.transports[node]).wg_public_key is not None
+            and is_owner_proven(
+                record.wg_public_key, record.wg_proof or "", room.effective.nodes[node].public_key
+            )
+        ]
+
+    def _choose_endpoint(self, record: TransportRecord) -> str | None:
+        """The endpoint that a member names, unless it is on this machine or nobody can be there."""
+        endpoint = numeric_endpoint(record.wg_endpoint)
+        allowed = self._replica.core.settings.room.dial_loopback
+        is_good = endpoint is not None and is_usable(endpoint, allow_loopback=allowed)
+        return endpoint if is_good else None
 
     def _note_change(self, change: RoomChange | None) -> None:
         if change is None or any(signed.map in _RELEVANT_MAPS for signed in change.changed):

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
-from nacl.public import PrivateKey
 
 from gatepost.errors import TransportUnavailable
 from gatepost.mesh.transports.commands import CommandFailed, find_tool, run_command, stop_process
 from gatepost.mesh.transports.transport import ReceiveDatagram, TransportCounts
 from gatepost.mesh.transports.udp import UdpTransport
 from gatepost.mesh.tunnel_addresses import Network
+from gatepost.mesh.wireguard_keys import WireGuardIdentity
 
 # Room for a datagram of the mesh on a path of 1,280 bytes, with the headers of the tunnel.
 _MTU = 1_420
@@ -52,10 +52,10 @@ class WireGuardSetup(Struct, frozen=True):
 class WireGuardTransport:
     """`configure` may be called at any time; before `start` it only keeps the configuration."""
 
-    def __init__(self, setup: WireGuardSetup, private_key: bytes, tunnel_ip: str) -> None:
+    def __init__(self, setup: WireGuardSetup, identity: WireGuardIdentity, tunnel_ip: str) -> None:
         self._setup = setup
-        self._private_key = PrivateKey(private_key)
-        self.public_key = b64encode(bytes(self._private_key.public_key)).decode()
+        self.identity = identity
+        self.public_key = identity.public_key
         self.tunnel_ip = tunnel_ip
         self._peers: tuple[WireGuardPeer, ...] = ()
         self._receive: ReceiveDatagram | None = None
@@ -173,7 +173,7 @@ class WireGuardTransport:
 
     async def _apply_peers(self) -> None:
         """Replace the configuration; sessions of peers that stay are not interrupted."""
-        text = render_configuration(self._setup.port, bytes(self._private_key), self._peers)
+        text = render_configuration(self._setup.port, bytes(self.identity.private_key), self._peers)
         name = self._setup.interface
         await self._run_wg("syncconf", name, "/dev/stdin", stdin=text.encode())
 
