@@ -92,7 +92,7 @@ class HubService:
         ):
             await self.core.commit(self._register_agents)
             self.sessions.look_for_tasks()
-            log.info("the hub runs %d agents", len(self.core.registry.agents))
+            log.info("agents that the hub runs: %d", len(self.core.registry.agents))
 
     def _register_agents(self, tx: Tx) -> None:
         """Register the agents of the registry, and let go of those that left it without mail."""
