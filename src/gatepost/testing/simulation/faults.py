@@ -418,9 +418,9 @@ def _revoke_gateway(mesh: SimulatedMesh, node: str) -> None:
 
 
 def _rehome_agents(mesh: SimulatedMesh, lost: str, to: str) -> None:
-    """The agents of a lost gateway live behind another one from now on."""
+    """The agents of a lost gateway live behind another one from now on, unless it lied of them."""
     for name, home in list(mesh.room.now.homes.items()):
-        if home.owner in (None, lost):
+        if home.owner in (None, lost) and (to, name) not in mesh.lies:
             mesh.trace("room", f"{name} lives behind {to}, for {lost} is lost")
             mesh.move_agent(name, to)
 
