@@ -331,6 +331,7 @@ class Mesh:
     def refresh(self) -> None:
         for gate in self.gates.values():
             gate.peers.relay_host.flush_readings()
+            gate.peers.relay_host.retry_restarts()
             gate.reader.refresh_requests()
         self.flow()
 

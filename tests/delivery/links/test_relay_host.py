@@ -942,6 +942,26 @@ def test_what_is_on_its_way_while_a_replica_starts_again_does_no_harm(
     assert (b.mail(), wire.errors) == (ids, [])
 
 
+def test_a_reader_that_is_restored_twice_goes_on_though_its_source_is_silent(
+    mesh: Mesh, a: Gate, b: Gate, s: Gate
+) -> None:
+    """The second restart of the replica for one position has to wait; nothing else causes it."""
+    backups = [b.backup(), b.backup()]
+    a.send_many(b, 3)
+    mesh.flow()
+    last = a.events()[-1].seq
+    for backup in backups:
+        prune(mesh, s)
+        wire_of(mesh, "b", "s").cut()
+        b.restore(backup)
+        mesh.meet()
+        mesh.link("b", "s")
+        mesh.flow()
+    mesh.clock.advance(15_001)
+    mesh.refresh()
+    assert b.value("SELECT max(seq) FROM cursor WHERE source = 'a'") >= last
+
+
 def test_a_relay_follows_only_from_where_somebody_is(mesh: Mesh) -> None:
     mesh = Mesh("a", "b", "s", relays=["s"])
     a, b, s = (mesh[name] for name in "abs")

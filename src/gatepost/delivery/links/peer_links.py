@@ -189,6 +189,7 @@ class PeerLinks:
             link.refresh_role()
         self.relay_reader.refresh_requests()
         self.relay_host.flush_readings()
+        self.relay_host.retry_restarts()
         self.fetcher.expire_requests()
         if elapsed_ms >= self._prune_due:
             self._prune_due = elapsed_ms + self.settings.prune_every_ms

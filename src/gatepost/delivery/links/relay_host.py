@@ -53,6 +53,10 @@ class ReplicaRestart(Struct, frozen=True):
     at: int
     pause: int
 
+    def is_recent(self, now: int) -> bool:
+        # The clock may have gone back: then the time since the restart is negative.
+        return 0 <= now - self.at < self.pause
+
 
 class RelayHost:
     """All that one gateway relays. Every link of a relay gets a part of it.
@@ -74,6 +78,8 @@ class RelayHost:
         self._passed_readings: set[tuple[str, str]] = set()
         # (Source, reader) → the last restart on behalf of that reader.
         self._restarts: dict[tuple[str, str], ReplicaRestart] = {}
+        # (Source, reader) of restarts that came too early.
+        self._delayed_restarts: set[tuple[str, str]] = set()
 
     def make_part(self, port: LinkPort, peer: str) -> "RelayHostPart":
         return RelayHostPart(self, port, peer)
@@ -125,6 +131,8 @@ class RelayHost:
             if part.peer == source and part.is_following:
                 if self._may_restart(source, reader, position, part.now()):
                     part.start_following()
+                else:
+                    self._delayed_restarts.add((source, reader))
                 return
 
     def _may_restart(self, source: str, reader: str, position: int, now: int) -> bool:
@@ -132,12 +140,22 @@ class RelayHost:
         if last is None or position > last.position:
             self._restarts[source, reader] = ReplicaRestart(position, now, _FIRST_RESTART_MS)
             return True
-        # The clock may have gone back: then the time since the last restart is negative.
-        if 0 <= now - last.at < last.pause:
+        if last.is_recent(now):
             return False
         pause = min(last.pause * 2, _MAX_RESTART_MS)
         self._restarts[source, reader] = ReplicaRestart(position, now, pause)
         return True
+
+    def retry_restarts(self) -> None:
+        """Look again at the readers whose restart came too early; call it every second."""
+        for source, reader in sorted(self._delayed_restarts):
+            part = next((each for each in self._parts if each.peer == reader), None)
+            last = self._restarts.get((source, reader))
+            if part is not None and last is not None and last.is_recent(part.now()):
+                continue
+            self._delayed_restarts.discard((source, reader))
+            if part is not None:
+                part.mark_grown(source)
 
     def forward_reading(self, reading: ReadingFrame) -> None:
         """Pass a reader's progress on to the source, now or when it links to us again.

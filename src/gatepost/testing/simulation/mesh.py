@@ -40,6 +40,8 @@ SELECT (SELECT count(*) FROM delivery WHERE processed_at IS NULL)
      + (SELECT count(*) FROM task WHERE ended_at IS NULL)
 """
 _LOOK_EVERY_MS = 500
+# How long a restored reader may wait for a relay to follow an outbox for it again.
+_RESTART_MS = 16_000
 # A lease ends by its gateway's clock, and a fault sets clocks back by a minute, some of them twice.
 _PATIENCE_MS = 180_000
 # Mail for a gateway that never returns waits until it expires.
@@ -276,7 +278,7 @@ class SimulatedMesh:
         patience_ms = patience_ms or (_LOST_PATIENCE_MS if self.seen.lost else _PATIENCE_MS)
         while self._settle(patience_ms):
             # Cursors and signals still travel, and clients that a full disk turned away try again.
-            self.run(4 * _LOOK_EVERY_MS)
+            self.run(_RESTART_MS if self.seen.restored else 4 * _LOOK_EVERY_MS)
             if not self.open_work():
                 return True
         return False
