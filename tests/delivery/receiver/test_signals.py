@@ -132,6 +132,15 @@ def test_a_closed_pair_goes_on_behind_the_numbers_that_never_come(scene: Scene) 
     assert scene.states() == ["accepted", "withdrawn", "accepted"]
 
 
+def test_a_restored_sender_decides_nothing_about_a_number_that_was_refused(scene: Scene) -> None:
+    """It asks about a held event, so nothing before that one comes any more."""
+    scene.signal("withdraw", scene.held)
+    scene.b.connection.execute("UPDATE inbox_pair SET refused = 2")
+    scene.b.dispatcher.policy = MailboxPolicy()
+    scene.signal("status_request", scene.behind)
+    assert scene.states() == ["accepted", "withdrawn", "accepted"]
+
+
 def test_a_signal_about_an_agent_is_passed_on(scene: Scene) -> None:
     decisions = scene.signal("transfer_request", None, to_agent="B")
     assert decisions == [TransferSignal("a", Signal(signal="transfer_request", to_agent="B"))]

@@ -71,6 +71,10 @@ class InboxPair(Struct):
         if number == self.next:
             self.refused, self.changed = number, True
 
+    def forget_refused(self) -> None:
+        """The sender was restored, and decides nothing about the numbers from before."""
+        self.refused, self.changed = 0, True
+
     def is_next_closed(self) -> bool:
         return self.next <= self.closed and self.next != self.refused
 

@@ -88,7 +88,9 @@ def _answer_status_request(intake: Intake, envelope: Envelope, ref: str) -> None
     if row is not None and row.state is InboxState.HELD:
         # Only a sender that was restored asks about a held event, and the numbers this one waits
         # for never come.
-        intake.close_through(row.pair_key(intake.source), row.pair_seq - 1)
+        key = row.pair_key(intake.source)
+        intake.pairs.load_pair(key).forget_refused()
+        intake.close_through(key, row.pair_seq - 1)
         return
     corr_id = envelope.corr_id or ref
     intake.decisions += intake.answers.answer_status_request(ref, corr_id, row)
