@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -53,12 +54,21 @@ def _forked_gateways() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> "Iterator[SparkSession]":
-    """The one Spark session of this process: its JVM takes seconds to start."""
-    from gatepost.pipeline.session import spark_session
-    from tests.pipeline.spark_settings import QUICK_SPARK
+def workers_at_start() -> list[list[str]]:
+    """The Python workers that `spark` had when it was new, by their command lines."""
+    return []
 
-    with spark_session("local[2]", name="tests", conf=QUICK_SPARK, brief=True) as session:
+
+@pytest.fixture(scope="session")
+def spark(workers_at_start: list[list[str]]) -> "Iterator[SparkSession]":
+    """The one Spark session of this process, with its web interface: its JVM takes seconds."""
+    from gatepost.pipeline.session import spark_session
+    from tests.pipeline.spark_settings import QUICK_SPARK, WEB_INTERFACE
+
+    conf = QUICK_SPARK | WEB_INTERFACE
+    with spark_session("local[2]", name="tests", conf=conf, brief=True) as session:
+        children = [each.cmdline() for each in psutil.Process().children(recursive=True)]
+        workers_at_start += [line for line in children if "pyspark.daemon" in line]
         yield session
 
 

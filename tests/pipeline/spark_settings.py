@@ -7,3 +7,6 @@ QUICK_SPARK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "2g",
 }
+
+# On any free port.
+WEB_INTERFACE = {"spark.ui.enabled": "true", "spark.ui.port": "0"}

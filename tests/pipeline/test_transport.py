@@ -1,10 +1,9 @@
 """Kernels give the same whoever carries them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import pytest
 from pyspark.sql import SparkSession
@@ -25,6 +24,7 @@ from gatepost.pipeline.transport import (
 )
 from gatepost.testing import ManualClock
 from tests.pipeline.worlds import World
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,6 +37,28 @@ def add_up(blocks: Iterator[Block]) -> Iterator[PartBlock]:
     total = sum(block[0] for block in blocks)
     if total:
         yield RESULT_PART, bytes([total])
+
+
+class Carried(NamedTuple):
+    tables: str
+    queries: list[Any]
+    stages: list[Any]
+
+
+def ask_interface(spark: SparkSession, path: str) -> Any:
+    """What the web interface of this session answers."""
+    context = spark.sparkContext
+    url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{path}"
+    with urlopen(url, timeout=30) as answer:
+        return json.load(answer)
+
+
+def shown_queries(spark: SparkSession) -> dict[int, Any]:
+    return {query["id"]: query for query in ask_interface(spark, "sql?length=10000")}
+
+
+def shown_stages(spark: SparkSession) -> dict[int, Any]:
+    return {stage["stageId"]: stage for stage in ask_interface(spark, "stages")}
 
 
 def sums(transport: Transport) -> list[int]:
@@ -62,51 +84,44 @@ def test_a_session_knows_its_slots(spark: SparkSession) -> None:
     assert SparkTransport(spark).slots == 2
 
 
+@pytest.fixture(scope="module")
+def carried(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory) -> Carried:
+    """Tables that Spark made, with the queries and stages its web interface shows of that run."""
+    tables = str(tmp_path_factory.mktemp("carried") / "tables")
+    before = shown_queries(spark).keys(), shown_stages(spark).keys()
+    assert Pipeline(SparkTransport(spark), world.archive, tables).run().events == world.truth.events
+    # The interface hears of queries a moment after they end.
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    wait_until(lambda: all(query["status"] != "RUNNING" for query in shown_queries(spark).values()))
+    after = shown_queries(spark), shown_stages(spark)
+    new = ([all[id] for id in all.keys() - old] for all, old in zip(after, before, strict=True))
+    return Carried(tables, *new)
+
+
 def test_the_jobs_say_the_same_with_spark(
-    spark: SparkSession, world: World, tmp_path: Path
+    spark: SparkSession, world: World, carried: Carried
 ) -> None:
-    tables, carried = str(tmp_path / "tables"), SparkTransport(spark)
-    assert Pipeline(carried, world.archive, tables).run().events == world.truth.events
+    tables, transport = carried.tables, SparkTransport(spark)
     world.assert_same(tables)
     local = audit_archive(LocalTransport(), world.archive, world.tables)
-    assert audit_archive(carried, world.archive, tables) == local
+    assert audit_archive(transport, world.archive, tables) == local
     clock = ManualClock(1_772_600_000_000)
-    reports = [
-        gather_report(transport, tables, clock=clock) for transport in (carried, LocalTransport())
-    ]
+    reports = [gather_report(each, tables, clock=clock) for each in (transport, LocalTransport())]
     assert reports[0] == reports[1]
 
 
-_WATCHED = """
-import json, sys
-from urllib.request import urlopen
-import psutil
-from gatepost.pipeline.jobs.pipeline import update_tables
-from gatepost.pipeline.session import spark_session
-from gatepost.pipeline.transport import SparkTransport
-
-conf = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.sql.shuffle.partitions": "1"}
-with spark_session("local[2]", conf=conf, brief=True) as spark:
-    started = [process.cmdline() for process in psutil.Process().children(recursive=True)]
-    update_tables(SparkTransport(spark), *sys.argv[1:])
-    api = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
-    found = {name: json.load(urlopen(f"{api}/{name}")) for name in ("sql", "stages")}
-    found["workers"] = [line for line in started if "pyspark.daemon" in line]
-json.dump(found, sys.stdout)
-"""
-
-
-def test_the_interface_of_spark_shows_queries_and_their_input(world: World, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _WATCHED, world.archive, str(tmp_path / "tables")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
-    found = json.loads(done.stdout)
-    assert {query["status"] for query in found["sql"]} == {"COMPLETED"}
-    assert len(found["sql"]) >= 4
-    nodes = {node["nodeName"] for query in found["sql"] for node in query["nodes"]}
+def test_the_interface_of_spark_shows_queries_and_their_input(carried: Carried) -> None:
+    assert {query["status"] for query in carried.queries} == {"COMPLETED"}
+    assert len(carried.queries) >= 4
+    nodes = {node["nodeName"] for query in carried.queries for node in query["nodes"]}
     assert {"Range", "MapInArrow"} <= nodes
-    assert sum(stage["inputRecords"] for stage in found["stages"]) > 0
-    # No session starts Python processes that its first query does not use.
-    assert found["workers"] == []
+    assert sum(stage["inputRecords"] for stage in carried.stages) > 0
+
+
+def test_a_session_starts_no_python_that_its_first_query_does_not_use(
+    spark: SparkSession, workers_at_start: list[list[str]]
+) -> None:
+    assert workers_at_start == []
 
 
 def test_an_error_on_an_executor_is_one_sentence(spark: SparkSession) -> None:
