@@ -1,7 +1,7 @@
 """Gateways of tests are forked from a process that has imported them, which halves their cost.
 
 Each is a process of its own as usual: it can be killed and frozen, and it has an exit status.
-`tests/gateway/test_main.py` starts gateways as users do.
+`tests/gateway/test_main.py` and `tests/cli/test_gateway.py` start gateways as users do.
 """
 
 import multiprocessing
@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
@@ -17,18 +17,44 @@ from typing import IO
 from gatepost.errors import GatepostError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["gatepost.gateway.__main__", "tests.forked_gateways"])
+_CONTEXT.set_forkserver_preload(
+    ["gatepost.gateway.__main__", "gatepost.cli.runner", "tests.forked_gateways"]
+)
+
+
+def run_gateway(arguments: list[str]) -> None:
+    """`python -m gatepost.gateway`."""
+    # Imported late: a test that needs no gateway does not pay for it.
+    from gatepost.gateway.__main__ import main
+
+    try:
+        main(arguments)
+    except GatepostError as error:
+        sys.exit(f"gatepost: {error.message}")
+
+
+def run_cli(arguments: list[str]) -> None:
+    """`gatepost`."""
+    from gatepost.cli.runner import run_command
+
+    sys.exit(run_command(arguments))
 
 
 class ForkedGateway:
     """Looks like the `subprocess.Popen` of a gateway."""
 
-    def __init__(self, arguments: list[str], env: Mapping[str, str], log: IO[bytes]) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        env: Mapping[str, str],
+        log: IO[bytes],
+        program: Callable[[list[str]], None] = run_gateway,
+    ) -> None:
         reader, self.stdin = _CONTEXT.Pipe(duplex=False)
         # A daemon does not outlive the tests.
         self._process = _CONTEXT.Process(
-            target=_run_gateway,
-            args=(arguments, dict(env), str(Path.cwd()), log.name, reader),
+            target=_run_program,
+            args=(program, arguments, dict(env), str(Path.cwd()), log.name, reader),
             daemon=True,
         )
         self._process.start()
@@ -56,8 +82,13 @@ class ForkedGateway:
         self.send_signal(signal.SIGKILL)
 
 
-def _run_gateway(
-    arguments: list[str], env: dict[str, str], folder: str, log: str, stdin: Connection
+def _run_program(
+    program: Callable[[list[str]], None],
+    arguments: list[str],
+    env: dict[str, str],
+    folder: str,
+    log: str,
+    stdin: Connection,
 ) -> None:
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     for source, target in ((stdin.fileno(), 0), (output, 1), (output, 2)):
@@ -68,10 +99,4 @@ def _run_gateway(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    # Imported late: a test that needs no gateway does not pay for it.
-    from gatepost.gateway.__main__ import main
-
-    try:
-        main(arguments)
-    except GatepostError as error:
-        sys.exit(f"gatepost: {error.message}")
+    program(arguments)

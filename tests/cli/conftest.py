@@ -23,6 +23,7 @@ import pytest
 
 import gatepost
 from tests.cli.in_process import run_in_process
+from tests.forked_gateways import ForkedGateway, run_cli
 from tests.waiting import wait_until
 
 SOURCE = Path(gatepost.__file__).parents[1]
@@ -189,10 +190,16 @@ class Terminal:
 def gateway(home: Path, **env: str) -> Iterator[Cli]:
     """A gateway started by `gatepost up`."""
     cli = Cli(home, **env)
-    with cli.running("up", "--port", "0") as process:
+    log = home.with_name(f"{home.name}.log")
+    with log.open("ab") as written:
+        process = ForkedGateway(["up", "--port", "0"], cli.env, written, run_cli)
+    try:
         wait_until(lambda: process.poll() is not None or _answers(cli), _PATIENCE)
-        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert process.poll() is None, log.read_text()
         yield cli
+    finally:
+        process.kill()
+        process.wait(_PATIENCE)
 
 
 def _answers(cli: Cli) -> bool:
