@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil  # type: ignore[import-untyped]
@@ -67,9 +68,16 @@ def spark(workers_at_start: list[list[str]]) -> "Iterator[SparkSession]":
 
     conf = QUICK_SPARK | WEB_INTERFACE
     with spark_session("local[2]", name="tests", conf=conf, brief=True) as session:
-        children = [each.cmdline() for each in psutil.Process().children(recursive=True)]
-        workers_at_start += [line for line in children if "pyspark.daemon" in line]
+        workers_at_start += _list_python_workers()
         yield session
+
+
+def _list_python_workers() -> list[list[str]]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it ended meanwhile
+            found.append(process.cmdline())
+    return [line for line in found if "pyspark.daemon" in line]
 
 
 def pytest_report_header() -> str:
