@@ -38,6 +38,11 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         "more than once",
     ),
     "many expressions": ({"allOf": [{"pattern": f"(a|ab){n}"} for n in range(150)]}, "2000"),
+    "large expressions": (
+        {"properties": {f"p{n}": {"pattern": f"(a{{1,100}}){{1,{n}}}"} for n in range(20, 99)}},
+        "too many large expressions",
+    ),
+    "an expression that is too large": ({"pattern": "[^a]{1,9999}"}, "too large"),
     "a long chain": ({"$defs": CHAIN, "$ref": "#/$defs/d0"}, "chains of references"),
     "a reference that moves": ({"$dynamicRef": "#x"}, r"use \$ref"),
     "a reference by name": ({"$defs": {"a": {"$anchor": "a"}}, "$ref": "#a"}, "by name"),

@@ -26,7 +26,7 @@ MAX_DEPTH = 32
 MAX_CONTRACTS = 10_000
 # The validator lets no other thread run: a check of more steps needs a process of its own.
 MAX_STEPS = 6_000_000
-_COMPILED = 256
+_COMPILED = 64
 # The description of a problem has a copy of the value for each alternative in the schema.
 _MAX_DESCRIBED = 50_000_000
 

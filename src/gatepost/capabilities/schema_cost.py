@@ -4,8 +4,9 @@ A value is checked by every schema that applies to it, and a definition is check
 it is referred to. Thirty definitions that each refer twice to the next one apply a billion times.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -24,7 +25,10 @@ _FRACTION_STEPS = 50
 _UNIQUE_STEPS = 3
 # Compiled expressions have one of these sizes at most, and take a step a character for every 256
 # bytes of theirs.
-EXPRESSION_BYTES = tuple(1 << power for power in range(10, 21))
+EXPRESSION_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20)
+MAX_EXPRESSION_BYTES = 4 * 1024 * 1024
+# The most memory that an expression uses to be faster.
+_AUTOMATON_BYTES = 128 * 1024
 _BYTES_PER_STEP = 256
 
 
@@ -63,6 +67,7 @@ class _SchemaWalk:
         self._name = name
         self._known: dict[str, SchemaCost] = {}
         self._followed: set[str] = {"#"}
+        self._expression_bytes = 0
 
     def measure(self, schema: Any) -> SchemaCost:
         if isinstance(schema, list):
@@ -81,9 +86,9 @@ class _SchemaWalk:
             # Definitions apply where they are referred to.
             return SchemaCost()
         if key == "pattern":
-            return _cost_of_patterns([value])
+            return self._measure_patterns([value])
         if key == "patternProperties" and isinstance(value, dict):
-            return self._add([self.measure(value), _cost_of_patterns(value)])
+            return self._add([self.measure(value), self._measure_patterns(value)])
         if key in _SEPARATE and isinstance(value, dict | list):
             return self._measure_separate(value)
         if key == "enum" and isinstance(value, list) and _is_set(value):
@@ -96,6 +101,23 @@ class _SchemaWalk:
         total = self._add([SchemaCost(schemas=cost.schemas) for cost in costs])
         _, loops, steps, byte_steps = map(max, zip(*costs, SchemaCost(), strict=True))
         return SchemaCost(total.schemas, loops, len(costs) + steps, byte_steps)
+
+    def _measure_patterns(self, patterns: Collection[Any]) -> SchemaCost:
+        sizes = [self._measure_expression(str(each)) for each in patterns]
+        steps = sum(sizes) // _BYTES_PER_STEP
+        return SchemaCost(schemas=len(sizes) * _PATTERN_COST, steps=steps, byte_steps=steps)
+
+    def _measure_expression(self, pattern: str) -> int:
+        size = _expression_bytes(pattern)
+        if size is None:
+            raise InvalidRequest(
+                f"the {self._name} schema cannot be used: {pattern[:80]!r} is no expression, or one"
+                " that is too large"
+            )
+        self._expression_bytes += size
+        if self._expression_bytes > MAX_EXPRESSION_BYTES:
+            raise InvalidRequest(f"the {self._name} schema has too many large expressions")
+        return size
 
     def _follow(self, reference: str) -> SchemaCost:
         if reference in self._followed:
@@ -133,21 +155,19 @@ class _SchemaWalk:
         return total
 
 
-def _cost_of_patterns(patterns: Collection[Any]) -> SchemaCost:
-    steps = sum(_expression_bytes(str(each)) // _BYTES_PER_STEP for each in patterns)
-    return SchemaCost(schemas=len(patterns) * _PATTERN_COST, steps=steps, byte_steps=steps)
-
-
 @lru_cache(maxsize=1000)
-def _expression_bytes(pattern: str) -> int:
-    """The size of a compiled expression; the largest one if it cannot be compiled."""
-    for size in EXPRESSION_BYTES[:-1]:
-        try:
-            compile_schema({"pattern": pattern}, size)
-        except ValueError:
-            continue
-        return size
-    return EXPRESSION_BYTES[-1]
+def _expression_bytes(pattern: str) -> int | None:
+    """The size of a compiled expression; None if it cannot be compiled."""
+    index = bisect_left(EXPRESSION_BYTES, True, key=partial(_fits_into, pattern))
+    return EXPRESSION_BYTES[index] if index < len(EXPRESSION_BYTES) else None
+
+
+def _fits_into(pattern: str, size: int) -> bool:
+    try:
+        compile_schema({"pattern": pattern}, size)
+    except ValueError:
+        return False
+    return True
 
 
 def compile_schema(schema: dict[str, Any] | bool, expression_bytes: int) -> Any:
@@ -155,7 +175,9 @@ def compile_schema(schema: dict[str, Any] | bool, expression_bytes: int) -> Any:
     import jsonschema_rs
 
     # An expression that takes for ever must not: this engine takes linear time.
-    engine = jsonschema_rs.RegexOptions(size_limit=expression_bytes)
+    engine = jsonschema_rs.RegexOptions(
+        size_limit=expression_bytes, dfa_size_limit=_AUTOMATON_BYTES
+    )
     try:
         return jsonschema_rs.Draft202012Validator(schema, offline=True, pattern_options=engine)
     except jsonschema_rs.ValidationError as error:
