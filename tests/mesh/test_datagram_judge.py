@@ -157,6 +157,24 @@ def test_a_flood_of_forgeries_costs_few_signatures_and_silences_nobody(
     assert isinstance(judge(bob, datagram, now=1_000), MeshMessage)
 
 
+def test_a_flood_of_strangers_keeps_no_member_from_becoming_known(
+    ann: Neighbour, bob: Neighbour
+) -> None:
+    """Such as a node that was started again, which everybody has to get to know anew."""
+    for node in (ann, bob):
+        node.node.set_cluster_tokens(("token",))
+    forged = PeerAnnounce("", "", "", "", hmac="A" * 44)
+    for number in range(1_000):
+        message = MeshMessage("ann", forged, "bob")
+        text = encode_message(message, at(0).unix_secs, seq=number)
+        judge(bob, append_signature(text, _Forger()), source=f"10.0.{number % 250}.1:7")
+    assert judge(bob, ann.sign(BEAT, "bob")) is Refusal.RATE_LIMITED
+    announce = ann.coordinator.outgoing.announce_to("bob:7", "bob").message.payload
+    verdicts = [judge(bob, ann.sign(announce, "bob")) for _ in range(20)]
+    assert all(isinstance(verdict, MeshMessage) for verdict in verdicts[:10])
+    assert verdicts[10:] == [Refusal.RATE_LIMITED] * 10, "a member cannot flood with them either"
+
+
 def test_a_member_that_floods_is_limited_alone(ann: Neighbour) -> None:
     bob, eve = Neighbour("bob"), Neighbour("eve", may_lead=False)
     Wire(ann, bob, eve)

@@ -1,9 +1,10 @@
 """Judges datagrams: each one is a message of a member, or is refused for one reason.
 
 The order of the checks is that of the protocol (sender, timestamp, payload). The costly check, the
-signature, stands behind two rate limits. A sender that returned the cookie of its address has a
-limit of its own, which nobody else can use up. All other datagrams share a small limit, per address
-and together, so forged ones neither cost much nor keep known peers from being heard.
+signature, stands behind rate limits. A sender that returned the cookie of its address has a limit
+of its own, which nobody else can use up. An announcement with the HMAC of the cluster token has a
+limit for its sender: a stranger cannot make one, so a flood keeps nobody from becoming known. All
+other datagrams share a small limit, per address and together, so forged ones do not cost much.
 """
 
 from msgspec.structs import replace
@@ -37,6 +38,7 @@ from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES
 
 _ANNOUNCE = MessageType.PEER_ANNOUNCE.value
 _PEER_RATE, _PEER_BURST = 50.0, 100
+_ANNOUNCE_RATE, _ANNOUNCE_BURST = 2.0, 10
 _ADDRESS_RATE, _ADDRESS_BURST, _MAX_ADDRESSES = 20.0, 40, 1000
 _UNPROVEN_RATE, _UNPROVEN_BURST = 200.0, 400
 
@@ -54,6 +56,7 @@ class DatagramJudge:
         self._clock = SteadyClock(now)
         self._replays = ReplayCache((2 * self._tolerance + 1) * 1000, 1024)
         self._peers = SourceRateLimiter(_PEER_RATE, _PEER_BURST, self._clock)
+        self._announcers = SourceRateLimiter(_ANNOUNCE_RATE, _ANNOUNCE_BURST, self._clock)
         self._addresses = SourceRateLimiter(
             _ADDRESS_RATE, _ADDRESS_BURST, self._clock, _MAX_ADDRESSES
         )
@@ -101,11 +104,11 @@ class DatagramJudge:
             # Anybody could have passed it on: only a first word may leave its receiver open.
             return Refusal.WRONG_RECEIVER
         self._clock.set_time(now.steady_ms)
-        if not self._is_within_limits(envelope, source):
-            return Refusal.RATE_LIMITED
         fingerprint = fingerprint_datagram(text)
         if not self._replays.can_take(sender, fingerprint, now.steady_ms):
             return Refusal.REPLAYED
+        if not self._is_within_limits(envelope, source):
+            return Refusal.RATE_LIMITED
         if not self._is_authentic(self.members[sender], text, signature, source):
             return Refusal.BAD_SIGNATURE
         self._replays.remember(sender, fingerprint, now.steady_ms)
@@ -126,9 +129,22 @@ class DatagramJudge:
         try:
             if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
                 self._peers.take_token(envelope.node_id)
-            else:
+            elif not self._may_announce(envelope):
                 self._addresses.take_token(source)
                 self._unproven.take_tokens(1)
+        except RateLimited:
+            return False
+        return True
+
+    def _may_announce(self, envelope: DatagramEnvelope) -> bool:
+        """Whether this is an announcement of a node with the cluster token, within its limit."""
+        if envelope.type != _ANNOUNCE or not self.cluster_tokens:
+            return False
+        payload = decode_payload(envelope)
+        if payload is None or not self._has_token(envelope, payload):
+            return False
+        try:
+            self._announcers.take_token(envelope.node_id)
         except RateLimited:
             return False
         return True

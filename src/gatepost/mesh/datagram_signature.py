@@ -1,7 +1,8 @@
 """Signed datagrams: the signature is the last field, and covers all bytes before it.
 
-A reader checks the signature before it decodes anything but the envelope, and never decodes a byte
-that is not signed. The signature also covers the room, so that a datagram counts in one room only.
+A reader checks the signature before it decodes anything but the envelope and an announcement, whose
+HMAC is cheaper to check. The signature also covers the room, so that a datagram counts in one room
+only.
 """
 
 from base64 import b64encode
