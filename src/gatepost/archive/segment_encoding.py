@@ -43,6 +43,11 @@ _UNIQUE_COLUMNS |= {
     "eta_at",
 }
 _DICTIONARY_COLUMNS = [name for name in EVENT_SCHEMA.names if name not in _UNIQUE_COLUMNS]
+# Starting zstd takes longer than unpacking a small column of numbers that stand for texts.
+_COMPRESSION = {
+    name: "snappy" if name in _DICTIONARY_COLUMNS else "zstd" for name in EVENT_SCHEMA.names
+}
+_COMPRESSION_LEVEL = {name: 1 for name, kind in _COMPRESSION.items() if kind == "zstd"}
 _METADATA = {"gatepost.schema": str(SCHEMA_VERSION)}
 _STATISTICS_COLUMNS = ["seq", "created_at", "kind", "incarnation"]
 
@@ -291,8 +296,8 @@ def encode_parquet(events: pa.Table) -> pa.Buffer:
     with pq.ParquetWriter(
         sink,
         events.schema,
-        compression="zstd",
-        compression_level=1,
+        compression=_COMPRESSION,
+        compression_level=_COMPRESSION_LEVEL,
         use_dictionary=_DICTIONARY_COLUMNS,
         write_statistics=_STATISTICS_COLUMNS,
         store_schema=False,

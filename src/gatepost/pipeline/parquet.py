@@ -24,6 +24,8 @@ from gatepost.archive.storage_uri import normalize_uri, open_filesystem
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL_CHARACTERS = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 _GROUP_ROWS = 128 * 1024
+# Texts that hardly repeat.
+_UNIQUE_TEXTS = {"corr_id"}
 # Longer texts do not help a reader to skip a file.
 _LONGEST_STATISTIC = 64
 
@@ -135,24 +137,26 @@ class _PartitionWriter:
                 filesystem=self._filesystem,
                 compression="zstd",
                 # Numbers and ids hardly repeat: a dictionary for them costs more than all else.
-                use_dictionary=_text_columns(table.schema),
+                use_dictionary=_repeating_columns(table.schema),
                 metadata_collector=self._metadata,
             )
         self._writer.write_table(table)
         self._pending, self._pending_rows = [], 0
 
 
-def _text_columns(fields: Iterable[pa.Field], above: str = "") -> list[str]:
-    """The text columns, nested ones included, as Parquet names them."""
+def _repeating_columns(fields: Iterable[pa.Field], above: str = "") -> list[str]:
+    """The text columns whose values repeat, nested ones included, as Parquet names them."""
     found: list[str] = []
     for field in fields:
         name = f"{above}{field.name}"
-        if pa.types.is_string(field.type):
+        if pa.types.is_string(field.type) and name not in _UNIQUE_TEXTS:
             found.append(name)
         elif pa.types.is_struct(field.type):
-            found += _text_columns(field.type, f"{name}.")
+            found += _repeating_columns(field.type, f"{name}.")
         elif pa.types.is_list(field.type):
-            found += _text_columns([field.type.value_field.with_name("element")], f"{name}.list.")
+            found += _repeating_columns(
+                [field.type.value_field.with_name("element")], f"{name}.list."
+            )
     return found
 
 
@@ -228,16 +232,16 @@ def delta_statistics(metadata: pq.FileMetaData) -> str:
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for index in range(metadata.num_columns):
-        chunks = [metadata.row_group(g).column(index) for g in range(metadata.num_row_groups)]
-        name = chunks[0].path_in_schema if chunks else ""
-        counted = [c.statistics for c in chunks if c.statistics and c.statistics.has_null_count]
-        if "." in name or len(counted) != len(chunks):
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for index in range(metadata.num_columns if groups else 0):
+        name = groups[0].column(index).path_in_schema
+        counted = [] if "." in name else [group.column(index).statistics for group in groups]
+        if not counted or not all(each and each.has_null_count for each in counted):
             continue
-        nulls[name] = sum(s.null_count for s in counted)
-        known = [s for s in counted if s.has_min_max]
-        if known and all(s.has_min_max or not s.num_values for s in counted):
-            low, high = min(s.min for s in known), max(s.max for s in known)
+        nulls[name] = sum(each.null_count for each in counted)
+        known = [each for each in counted if each.has_min_max]
+        if known and all(each.has_min_max or not each.num_values for each in counted):
+            low, high = min(each.min for each in known), max(each.max for each in known)
             if _is_useful(low) and _is_useful(high):
                 least[name], most[name] = _json_value(low), _json_value(high)
     extremes = {"minValues": least, "maxValues": most, "nullCount": nulls}
