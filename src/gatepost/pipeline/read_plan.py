@@ -14,7 +14,8 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -170,10 +171,9 @@ class PendingLane:
 
 def group_by_lane(segments: Iterable[SegmentFile]) -> dict[LaneKey, list[SegmentFile]]:
     """Lanes in a fixed order, each with its segments in sequence."""
-    lanes: dict[LaneKey, list[SegmentFile]] = {}
-    for segment in sorted(segments, key=lambda segment: (segment.lane, segment.first)):
-        lanes.setdefault(segment.lane, []).append(segment)
-    return lanes
+    ordered = sorted(segments, key=attrgetter("node", "incarnation", "first"))
+    by_lane = groupby(ordered, attrgetter("node", "incarnation"))
+    return {LaneKey(*key): list(found) for key, found in by_lane}
 
 
 def pending_lanes(
@@ -429,13 +429,15 @@ def cut_times(stretches: Sequence[RowEstimate], parts: int) -> list[int]:
     """The moments, in order, that divide the rows into about equal parts."""
     if not stretches:
         return []
-    moments = np.unique([edge for each in stretches for edge in (each.since, each.until + 1)])
-    rows_before = np.zeros(len(moments))
-    for each in stretches:
-        elapsed = (moments - each.since) / (each.until + 1 - each.since)
-        rows_before += each.rows * np.clip(elapsed, 0, 1)
-    shares = np.arange(1, parts) * (sum(each.rows for each in stretches) / parts)
-    return sorted({int(moment) for moment in np.interp(shares, rows_before, moments)})
+    since, until, rows = np.array(stretches, np.int64).T
+    length = np.maximum(1, until + 1 - since)
+    # Each stretch adds its rows evenly: their rate rises where it begins, and falls where it ends.
+    edges, place = np.unique(np.concatenate([since, since + length]), return_inverse=True)
+    change = np.bincount(place, np.concatenate([rows / length, -rows / length]))
+    added = np.cumsum(change)[:-1] * np.diff(edges)
+    rows_before = np.concatenate([[0.0], np.cumsum(np.maximum(added, 0))])
+    shares = np.arange(1, parts) * (rows.sum() / parts)
+    return sorted({int(moment) for moment in np.interp(shares, rows_before, edges)})
 
 
 def _split_slice(piece: Slice, share: int) -> Iterator[Slice]:

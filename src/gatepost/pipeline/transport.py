@@ -10,6 +10,7 @@ in this process: few events take less time than a JVM needs to start.
 """
 
 import os
+import pickle
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -111,7 +112,7 @@ class SparkTransport:
             return []
         self.spark.conf.set(_BATCH_SETTING, _BLOCKS_PER_BATCH)
         try:
-            frame = self._read_shares(list(shares), read)
+            frame = self._read_shares(shares, read)
             for fold in folds:
                 frame = frame.repartitionById(fold.parts, "part")
                 frame = frame.mapInArrow(_fold_blocks(fold.kernel), _BLOCK_SCHEMA)
@@ -120,16 +121,18 @@ class SparkTransport:
             self.spark.conf.unset(_BATCH_SETTING)
 
     def _read_shares(
-        self, shares: list[Share], read: Callable[[Share], Iterable[PartBlock]]
+        self, shares: Sequence[Share], read: Callable[[Share], Iterable[PartBlock]]
     ) -> "DataFrame":
         """The blocks of all shares; each share is a partition, and a record of its input."""
+        # A task gets all shares with its kernel, and decodes its own.
+        encoded = [pickle.dumps(share) for share in shares]
 
         def read_partition(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
-                    yield from _to_batches(read(shares[number]))
+                    yield from _to_batches(read(pickle.loads(encoded[number])))
 
-        numbered = self.spark.range(0, len(shares), 1, len(shares))
+        numbered = self.spark.range(0, len(encoded), 1, len(encoded))
         return numbered.mapInArrow(read_partition, _BLOCK_SCHEMA)
 
 

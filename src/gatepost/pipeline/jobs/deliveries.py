@@ -189,11 +189,13 @@ def _read_events(root: str, share: list[Slice], columns: Sequence[str]) -> Itera
     """The events of a share, small tables joined into larger ones."""
     archive = ArchiveReader(root)
     pending: list[pa.Table] = []
+    rows = 0
     for piece in share:
         for table in archive.read_tables(piece, columns, TEXT_COLUMNS):
             pending.append(table)
-            if sum(map(len, pending)) >= _BATCH_ROWS:
+            rows += table.num_rows
+            if rows >= _BATCH_ROWS:
                 yield pa.concat_tables(pending)
-                pending = []
+                pending, rows = [], 0
     if pending:
         yield pa.concat_tables(pending)
