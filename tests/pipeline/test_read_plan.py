@@ -282,3 +282,9 @@ def test_cuts_divide_rows_and_not_time() -> None:
     # Two nodes at the same time are as one that writes twice as much.
     assert cut_times([busy, busy, quiet, quiet], 2) == [555]
     assert cut_times([RowEstimate(5, 5, 100)], 1) == []
+
+
+def test_cuts_of_very_many_segments_are_found_at_once() -> None:
+    known = [RowEstimate(7 * index, 7 * index + 100, 1) for index in range(100_000)]
+    found = cut_times(known, 4)
+    assert found == pytest.approx([175_050, 350_050, 525_050], abs=100)

@@ -5,9 +5,12 @@ processes every message. All of it happens within one hour. The archives are sig
 chained: `run` takes them in, and an audit would not.
 """
 
+import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +38,10 @@ _DATE: Final = "2026-03-03"
 _INCARNATION: Final = "a1"
 _ACCEPT_MS, _PROCESS_MS = 5, 50
 _EVENTS_PER_DELIVERY = 3
+# About how many deliveries of a node are made at once.
+_BUILT_DELIVERIES = 50_000
+# So many are worth a second process.
+_MANY_EVENTS = 100_000
 
 
 class ArchiveShape(Struct, frozen=True):
@@ -74,48 +81,71 @@ class ShapeResult(Struct, frozen=True):
 
 def write_shaped_archive(root: Path, shape: ArchiveShape) -> None:
     """Write the archive into an empty folder of this machine, without syncing it to disk."""
+    jobs = min(os.cpu_count() or 1, shape.nodes)
+    if jobs == 1 or shape.events < _MANY_EVENTS:
+        _write_nodes(root, shape, range(shape.nodes))
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        shares = [range(first, shape.nodes, jobs) for first in range(jobs)]
+        for done in [pool.submit(_write_nodes, root, shape, share) for share in shares]:
+            done.result()
+
+
+def _write_nodes(root: Path, shape: ArchiveShape, nodes: range) -> None:
     store = ArchiveStore.open(str(root))
-    for node in range(shape.nodes):
-        segments, first = [], 1
-        for part in range(shape.segments):
-            rows = _segment_rows(shape, node, part)
-            if rows is not None:
-                folder = root / f"node={_node_name(node)}"
-                segments.append(_write_segment(folder, rows, first))
-                first += rows.num_rows
+    for node in nodes:
+        folder = root / f"node={_node_name(node)}"
+        segments = [_write_segment(folder, rows) for rows in _cut_segments(shape, node)]
         listed = ArchiveManifest(
             node=_node_name(node),
             public_key=b"",
             incarnations=(ArchivedIncarnation(_INCARNATION, 1),),
             segments=tuple(segments),
-            archived_through=first - 1,
+            archived_through=segments[-1].last if segments else 0,
         )
         key = NodeKey(node.to_bytes(32, "big"))
         manifest.write_manifest(store, manifest.sign_manifest(listed, key))
+
+
+def _cut_segments(shape: ArchiveShape, node: int) -> "Iterator[pa.Table]":
+    """The events of a node, numbered, a segment at a time."""
+    import numpy as np
+    import pyarrow as pa
+
+    at_once = max(1, _BUILT_DELIVERIES // shape.deliveries_per_segment)
+    first = 1
+    for part in range(0, shape.segments, at_once):
+        parts = range(part, min(part + at_once, shape.segments))
+        rows = _events_of_parts(shape, node, parts)
+        numbers = pa.array(np.arange(first, first + rows.num_rows, dtype=np.int64))
+        rows = rows.set_column(rows.schema.get_field_index("seq"), "seq", numbers)
+        size = rows.num_rows // len(parts)
+        yield from (rows.slice(index * size, size) for index in range(len(parts)) if size)
+        first += rows.num_rows
 
 
 def _node_name(node: int) -> str:
     return f"node-{node:04d}"
 
 
-def _segment_rows(shape: ArchiveShape, node: int, part: int) -> "pa.Table | None":
-    """What a node sends and answers in one part of the hour, in the order of time."""
+def _events_of_parts(shape: ArchiveShape, node: int, parts: range) -> "pa.Table":
+    """The events that a node sends and answers in these parts of the hour, in order of time."""
     import pyarrow as pa
 
-    tables = []
+    tables = [_event_table({}, 0)]
     if node < shape.senders:
-        tables.append(_messages(shape, node, part))
+        tables.append(_messages(shape, node, parts))
     asker = (node - 1) % shape.nodes
     if asker < shape.senders:
-        tables += _receipts(shape, asker, part)
-    return pa.concat_tables(tables).sort_by("created_at") if tables else None
+        tables += _receipts(shape, asker, parts)
+    return pa.concat_tables(tables).sort_by("created_at")
 
 
-def _messages(shape: ArchiveShape, node: int, part: int) -> "pa.Table":
+def _messages(shape: ArchiveShape, node: int, parts: range) -> "pa.Table":
     import numpy as np
     import pyarrow as pa
 
-    number, sent_at = _numbers_and_times(shape, part)
+    number, sent_at = _numbers_and_times(shape, parts)
     columns = {
         "event_id": _message_ids(node, number, sent_at),
         "kind": _repeat("message", len(number)),
@@ -131,10 +161,10 @@ def _messages(shape: ArchiveShape, node: int, part: int) -> "pa.Table":
     return _event_table(columns, len(number))
 
 
-def _receipts(shape: ArchiveShape, asker: int, part: int) -> "Iterator[pa.Table]":
+def _receipts(shape: ArchiveShape, asker: int, parts: range) -> "Iterator[pa.Table]":
     import pyarrow as pa
 
-    number, sent_at = _numbers_and_times(shape, part)
+    number, sent_at = _numbers_and_times(shape, parts)
     for place, (status, outcome, later) in enumerate(
         (("accepted", None, _ACCEPT_MS), ("processed", "ok", _PROCESS_MS)), 1
     ):
@@ -150,12 +180,12 @@ def _receipts(shape: ArchiveShape, asker: int, part: int) -> "Iterator[pa.Table]
         yield _event_table(columns, len(number))
 
 
-def _numbers_and_times(shape: ArchiveShape, part: int) -> "tuple[Numbers, Numbers]":
-    """The numbers of a sender's messages in this part, and when they are sent."""
+def _numbers_and_times(shape: ArchiveShape, parts: range) -> "tuple[Numbers, Numbers]":
+    """The numbers of a sender's messages in these parts, and when they are sent."""
     import numpy as np
 
     count = shape.deliveries_per_segment
-    number = np.arange(part * count, (part + 1) * count, dtype=np.int64)
+    number = np.arange(parts.start * count, parts.stop * count, dtype=np.int64)
     spread = _HOUR_MS - 2 * _PROCESS_MS
     return number, _START + number * spread // (count * shape.segments)
 
@@ -197,20 +227,15 @@ def _event_table(columns: "dict[str, pa.Array]", rows: int) -> "pa.Table":
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _write_segment(folder: Path, rows: "pa.Table", first: int) -> ArchiveSegment:
+def _write_segment(folder: Path, rows: "pa.Table") -> ArchiveSegment:
     import hashlib
 
-    import numpy as np
-    import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
-    last = first + rows.num_rows - 1
-    numbered = pa.array(np.arange(first, last + 1, dtype=np.int64))
-    rows = rows.set_column(rows.schema.get_field_index("seq"), "seq", numbered)
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd", row_group_size=128 * 1024)
-    content = bytes(sink.getvalue())
+    from gatepost.archive.segment_encoding import encode_parquet
+
+    first, last = rows["seq"][0].as_py(), rows["seq"][-1].as_py()
+    content = encode_parquet(rows)
     path = f"date={_DATE}/{first:020}-{last:020}.parquet"
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_bytes(content)
@@ -221,7 +246,7 @@ def _write_segment(folder: Path, rows: "pa.Table", first: int) -> ArchiveSegment
         first=first,
         last=last,
         rows=rows.num_rows,
-        bytes=len(content),
+        bytes=content.size,
         sha256=hashlib.sha256(content).hexdigest(),
         min_created_at=times["min"],
         max_created_at=times["max"],
