@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import pytest
 from msgspec.structs import replace
-from playwright.sync_api import Browser, sync_playwright
 from pyspark.sql import SparkSession
 
 from gatepost.errors import PipelineError
@@ -37,6 +36,9 @@ from gatepost.pipeline.tables.schemas import TableSpec
 from gatepost.pipeline.transport import LocalTransport
 from gatepost.testing import ManualClock
 from tests.pipeline import reckoning
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 CHROMIUM = Path("/usr/bin/chromium")
 FAULTS = ("dead_letter_burst", "routing_miss", "terminal_error", "doubled_turn")
@@ -330,9 +332,12 @@ def test_the_terminal_says_the_same(made: Made) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> "Iterator[Browser]":
     if not CHROMIUM.exists():
         pytest.skip(f"there is no {CHROMIUM}: apt-get install chromium")
+    # Imported late: every worker collects this file, and one opens the page.
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-background-networking"]
         with playwright.chromium.launch(executable_path=CHROMIUM, args=arguments) as browser:
@@ -348,7 +353,7 @@ def file(made: Made, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_it_opens_without_a_network_and_without_errors(
-    browser: Browser, file: str, width: int
+    browser: "Browser", file: str, width: int
 ) -> None:
     tab = browser.new_page(viewport={"width": width, "height": 900})
     requests: list[str] = []
@@ -367,7 +372,7 @@ def test_it_opens_without_a_network_and_without_errors(
     tab.close()
 
 
-def test_both_themes_are_drawn_and_can_be_changed(browser: Browser, file: str) -> None:
+def test_both_themes_are_drawn_and_can_be_changed(browser: "Browser", file: str) -> None:
     def colours(script: str = "getComputedStyle(document.body)") -> tuple[str, str]:
         found: list[str] = tab.evaluate(f"(s => [s.color, s.backgroundColor])({script})")
         return found[0], found[1]
@@ -387,7 +392,7 @@ def test_both_themes_are_drawn_and_can_be_changed(browser: Browser, file: str) -
     tab.close()
 
 
-def test_the_numbers_on_screen_are_the_tables(browser: Browser, file: str, made: Made) -> None:
+def test_the_numbers_on_screen_are_the_tables(browser: "Browser", file: str, made: Made) -> None:
     tab = browser.new_page()
     tab.goto(file)
     tiles = dict(
@@ -415,7 +420,7 @@ def test_the_numbers_on_screen_are_the_tables(browser: Browser, file: str, made:
     tab.close()
 
 
-def test_text_stands_out_from_its_ground(browser: Browser, file: str) -> None:
+def test_text_stands_out_from_its_ground(browser: "Browser", file: str) -> None:
     """At least 4.5 to 1, as WCAG AA asks, for every colour text has, in both themes."""
     for scheme in ("light", "dark"):
         tab = browser.new_page(color_scheme="light" if scheme == "light" else "dark")
