@@ -2,8 +2,8 @@
 
 import pytest
 
-from gatepost.testing.simulation import RunShape, simulate
-from tests.simulation.catching import find_catching_seed
+from gatepost.testing.simulation import RunShape
+from tests.simulation.catching import assert_mutant_is_caught
 from tests.simulation.link_mutants import LINK_MUTANTS
 
 SEEDS = 30
@@ -15,7 +15,4 @@ LIKELY = {"relay_incarnations_not_checked": 5}
 def test_a_link_mutant_is_caught(name: str) -> None:
     mutant, kinds = LINK_MUTANTS[name]
     shape = RunShape(messages=150, kinds=kinds)
-    seed = find_catching_seed(mutant, shape, SEEDS, LIKELY.get(name, 0))
-    assert seed is not None, f"{name} passed {SEEDS} seeds unnoticed"
-    honest = simulate(seed, shape).verdict
-    assert honest.ok, f"it is not the mutant that breaks seed {seed}: {honest}"
+    assert_mutant_is_caught(name, mutant, shape, SEEDS, LIKELY.get(name, 0))

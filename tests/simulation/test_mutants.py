@@ -20,6 +20,8 @@ LIKELY = {
     "former_owners_accused": 6,
     "accepted_work_rerouted": 12,
     "held_forgotten": 9,
+    "no_pair_order": 1,
+    "restore_unnoticed": 6,
     "gap_left_open": 1,
     "late_receipt_reopens": 2,
     "pair_never_closed": 5,
