@@ -9,6 +9,8 @@ from gatepost.config.hub_settings import HubSettings
 from gatepost.events import EventKind, fingerprint_content
 from gatepost.hub.policy import Policy
 from gatepost.hub.registry import AgentRegistry
+from gatepost.hub.runtimes.runtime import SessionHandle
+from gatepost.hub.session_tasks import ClaimedTask
 from gatepost.hub.task_engine import TaskEngine
 from gatepost.hub.task_request import RequestContent, encode_request
 from gatepost.hub.tasks import Task, TaskPayload, find_task, load_payload, load_task
@@ -51,6 +53,21 @@ class TaskGate:
         (task,) = self.gate.do(lambda tx: self.engine.reports.apply_reports(tx, [report]))
         changed: Task = task
         return changed
+
+    def claim(self, capacity: int = 10) -> list[ClaimedTask]:
+        """Claim tasks for sessions."""
+        claimed: list[ClaimedTask] = self.gate.do(
+            lambda tx: self.engine.session_tasks.claim_tasks(tx, capacity)
+        )
+        return claimed
+
+    def note_started(self, claimed: ClaimedTask) -> bool:
+        """Note that the session of a claimed task runs; returns whether the task has ended."""
+        handle = SessionHandle(claimed.session_name, {})
+        has_ended: bool = self.gate.do(
+            lambda tx: self.engine.session_tasks.note_started(tx, claimed, handle)
+        )
+        return has_ended
 
     def complete(self, id: str, result: object) -> Task:
         return self.report(id, "complete", result=Raw(msgspec.json.encode(result)))

@@ -5,38 +5,12 @@ from msgspec import Raw
 
 from gatepost.errors import Forbidden, IdempotencyConflict, UnknownBlob, WrongState
 from gatepost.events import EventKind
-from gatepost.hub.executed_tasks import TakenTask
 from gatepost.hub.task_tokens import has_live_token
 from tests.hub.task_mesh import TaskGate, TaskMesh
 
 
-def take(gate: TaskGate, capacity: int = 10) -> list[TakenTask]:
-    taken: list[TakenTask] = gate.gate.do(
-        lambda tx: gate.engine.executed.take_pending(tx, capacity)
-    )
-    return taken
-
-
 def is_token_live(gate: TaskGate, id: str) -> bool:
     return bool(gate.gate.do(lambda tx: has_live_token(tx, id)))
-
-
-def test_tasks_for_sessions_are_taken_oldest_first_each_with_a_token() -> None:
-    mesh = TaskMesh()
-    mesh.b.run_by_hub()
-    ids = []
-    for gate in (mesh.a, mesh.b, mesh.a):
-        ids.append(gate.create(mesh.b))
-        mesh.flow()
-        mesh.mesh.clock.advance(1)
-    taken = take(mesh.b, 2)
-    assert [each.task.id for each in taken] == ids[:2]
-    assert {each.task.state for each in taken} == {"accepted"}
-    assert [each.token.token.task_id for each in taken] == ids[:2]
-    assert all(is_token_live(mesh.b, id) for id in ids[:2])
-    assert [each.task.id for each in take(mesh.b)] == ids[2:]
-    mesh.flow()
-    assert mesh.a.task(ids[0]).state == "accepted"
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
@@ -44,8 +18,8 @@ def test_the_token_of_a_task_ends_with_it_whatever_the_end(end: str) -> None:
     mesh = TaskMesh()
     mesh.b.run_by_hub()
     id = mesh.create()
-    take(mesh.b)
-    mesh.b.gate.do(lambda tx: mesh.b.engine.executed.start_task(tx, id))
+    (claimed,) = mesh.b.claim()
+    mesh.b.note_started(claimed)
     assert is_token_live(mesh.b, id)
     if end == "complete":
         mesh.b.complete(id, 1)
@@ -64,16 +38,6 @@ def test_a_task_of_a_hub_run_agent_needs_no_mailbox() -> None:
     assert mesh.b.gate.mail() == []
     assert mesh.a.gate.state(id) == "processed"
     assert mesh.a.task(id).state == "pending"
-
-
-def test_a_task_whose_definition_is_gone_is_refused() -> None:
-    mesh = TaskMesh()
-    mesh.b.run_by_hub()
-    id = mesh.create()
-    mesh.b.registry.load_files({})
-    assert take(mesh.b) == []
-    mesh.flow()
-    assert mesh.a.task(id).error_code == "unknown_agent"
 
 
 def test_a_local_task_of_an_agent_that_runs_by_itself() -> None:

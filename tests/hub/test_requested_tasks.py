@@ -248,11 +248,12 @@ def test_the_policy_of_the_executors_gateway_counts_too() -> None:
 
 
 def test_the_queue_of_sessions_is_bounded_for_remote_tasks_too() -> None:
-    mesh = TaskMesh(max_queued=1)
+    mesh = TaskMesh(max_sessions=1, max_queued=1)
     mesh.b.run_by_hub()
-    first, second = mesh.create(), mesh.create()
-    assert mesh.states(first) == ("pending", "pending")
-    assert mesh.a.task(second).error_code == TaskQueueFull.code
+    for_a_place, for_the_queue, beyond = mesh.create(), mesh.create(), mesh.create()
+    for id in (for_a_place, for_the_queue):
+        assert mesh.states(id) == ("pending", "pending")
+    assert mesh.a.task(beyond).error_code == TaskQueueFull.code
     with pytest.raises(TaskQueueFull):
         mesh.b.create(mesh.b)
 

@@ -5,10 +5,12 @@ from gatepost.hub.runtimes.runtime import SessionHandle
 from gatepost.hub.session_states import SessionState
 from gatepost.hub.sessions import (
     change_session,
+    claim_session,
     end_session,
     find_session,
+    forget_claim,
+    has_open_session,
     note_running,
-    open_session,
     open_sessions,
     session_name,
 )
@@ -19,7 +21,7 @@ def test_a_session_is_found_by_its_task_with_its_handle(hub: HubHarness) -> None
     task = hub.add_task()
     name = session_name(task)
     assert name.isalnum()
-    hub.run(lambda tx: open_session(tx, name, task, "reviewer", "process"))
+    hub.run(lambda tx: claim_session(tx, name, task, "reviewer", "process"))
     handle = SessionHandle(name, {"pid": 5, "boot": "x"})
     hub.run(lambda tx: note_running(tx, name, handle))
     found = hub.run(lambda tx: find_session(tx, task))
@@ -34,7 +36,26 @@ def test_a_session_is_found_by_its_task_with_its_handle(hub: HubHarness) -> None
 
 def test_a_session_changes_its_state_by_the_table(hub: HubHarness) -> None:
     task = hub.add_task()
-    hub.run(lambda tx: open_session(tx, "s1", task, "reviewer", "process"))
-    hub.run(lambda tx: change_session(tx, "s1", SessionState.CONFIGURING))
+    hub.run(lambda tx: claim_session(tx, "s1", task, "reviewer", "process"))
+    hub.run(lambda tx: change_session(tx, "s1", SessionState.PROVISIONING))
     with pytest.raises(WrongState):
         hub.run(lambda tx: change_session(tx, "s1", SessionState.MONITORING))
+
+
+def test_a_claim_is_no_session_yet_and_can_be_forgotten(hub: HubHarness) -> None:
+    task = hub.add_task()
+    hub.run(lambda tx: claim_session(tx, "s1", task, "reviewer", "process"))
+    assert hub.run(lambda tx: find_session(tx, task)) is None
+    assert hub.run(lambda tx: has_open_session(tx, task))
+    assert hub.run(lambda tx: forget_claim(tx, "s1"))
+    assert hub.run(open_sessions) == []
+    assert not hub.run(lambda tx: has_open_session(tx, task))
+
+
+def test_a_session_that_runs_is_not_forgotten_and_ends_once(hub: HubHarness) -> None:
+    task = hub.add_task()
+    hub.run(lambda tx: claim_session(tx, "s1", task, "reviewer", "process"))
+    hub.run(lambda tx: note_running(tx, "s1", SessionHandle("s1", {})))
+    assert not hub.run(lambda tx: forget_claim(tx, "s1"))
+    assert hub.run(lambda tx: end_session(tx, "s1", 0, "exited"))
+    assert not hub.run(lambda tx: end_session(tx, "s1", 1, "lost"))

@@ -95,13 +95,14 @@ def test_a_lost_session_is_launched_again() -> None:
     mesh = review_mesh()
     mesh.b.run_by_hub()
     id = delegate(mesh)
-    executed = mesh.b.engine.executed
-    (first,) = mesh.b.gate.do(lambda tx: executed.take_pending(tx, 8))
-    mesh.b.gate.do(lambda tx: executed.start_task(tx, id))
-    mesh.b.gate.do(lambda tx: executed.lose_executor(tx, id, "killed"))
+    (first,) = mesh.b.claim()
+    mesh.b.note_started(first)
+    records, name = mesh.b.engine.session_tasks, first.session_name
+    for _ in range(2):
+        mesh.b.gate.do(lambda tx: records.lose_session(tx, id, name, "killed"))
     tokens = mesh.b.gate.rows("SELECT 1 FROM task_token WHERE revoked_at IS NULL")
     assert tokens == [], "the token of the lost session is dead"
-    (second,) = mesh.b.gate.do(lambda tx: executed.take_pending(tx, 8))
+    (second,) = mesh.b.claim()
     assert (first.task.id, first.task.attempt) == (id, 1)
     assert (second.task.id, second.task.attempt) == (id, 2)
 

@@ -8,13 +8,13 @@ from gatepost.hub.tasks import (
     TaskPayload,
     change_task,
     complete_task,
-    count_tasks,
+    count_open_tasks,
     find_task,
     list_tasks,
     load_payload,
     load_task,
-    oldest_tasks,
     prune_tasks,
+    unclaimed_tasks,
 )
 from tests.hub.harness import HubHarness
 
@@ -86,10 +86,9 @@ def test_lists_are_newest_first_filtered_and_paged(hub: HubHarness) -> None:
 
 def test_the_queue_is_oldest_first_and_per_executor(hub: HubHarness) -> None:
     ids = [hub.add_task(), hub.add_task(executor="agent"), hub.add_task()]
-    queue = hub.run(lambda tx: oldest_tasks(tx, "session", TaskState.PENDING, 9))
+    queue = hub.run(lambda tx: unclaimed_tasks(tx, 9))
     assert [task.id for task in queue] == [ids[0], ids[2]]
-    pending = hub.run(lambda tx: count_tasks(tx, "session", TaskState.PENDING, TaskState.RUNNING))
-    assert pending == 2
+    assert hub.run(lambda tx: count_open_tasks(tx, "session")) == 2
 
 
 def test_pruning_takes_only_tasks_that_ended_long_ago(hub: HubHarness) -> None:

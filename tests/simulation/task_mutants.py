@@ -11,6 +11,8 @@ from gatepost.hub import tasks
 from gatepost.hub.agent_reports import AgentReports
 from gatepost.hub.executed_tasks import ExecutedTasks
 from gatepost.hub.requested_tasks import RequestedTasks
+from gatepost.hub.session_tasks import SessionTasks
+from gatepost.hub.sessions import forget_claim
 from gatepost.hub.task_changes import TaskChanges
 from gatepost.hub.tasks import Task, TaskPayload
 from gatepost.journal import Tx
@@ -76,6 +78,23 @@ def told_before_commit() -> Mutant:
     return patch.object(TaskChanges, "note_change", tell_early)
 
 
+def claim_kept() -> Mutant:
+    """A task that was claimed when its gateway crashed is not claimed again."""
+    return patch.object(SessionTasks, "release_claim", lambda self, tx, task_id, name: None)
+
+
+def lost_session_launched_again() -> Mutant:
+    """A session that was launched when its gateway crashed is taken for one that was not."""
+
+    honest = SessionTasks.lose_session
+
+    def release(self: SessionTasks, tx: Tx, task_id: str, name: str, why: str) -> None:
+        if not forget_claim(tx, name):
+            honest(self, tx, task_id, name, why)
+
+    return patch.object(SessionTasks, "lose_session", release)
+
+
 TASK_MUTANTS: dict[str, Callable[[], Any]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -87,5 +106,7 @@ TASK_MUTANTS: dict[str, Callable[[], Any]] = {
         handed_over_task_forgotten,
         completed_without_its_result,
         told_before_commit,
+        claim_kept,
+        lost_session_launched_again,
     )
 }

@@ -159,9 +159,16 @@ class Core:
 
     async def commit(self, operation: Callable[[Tx], T]) -> T:
         """Run `operation` in the next commit group; returns its result once that is on disk."""
+        return await self.begin_commit(operation)
+
+    def begin_commit(self, operation: Callable[[Tx], T]) -> "asyncio.Future[T]":
+        """Run `operation` in the next commit group, behind all that began before it."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self.writer.submit(operation, partial(_resolve_future, future))
-        return await future
+        try:
+            self.writer.submit(operation, partial(_resolve_future, future))
+        except GatepostError as error:
+            future.set_exception(error)
+        return future
 
     def submit(self, operation: Callable[[Tx], object]) -> None:
         """Run `operation` without waiting for it; a failure is logged."""

@@ -6,7 +6,6 @@ Here every state of a task is decided; the gateway that requested it hears of it
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from gatepost.capabilities.contract import encode_contract, keep_contract
 from gatepost.capabilities.publication import DISTRIBUTION
@@ -19,21 +18,19 @@ from gatepost.errors import (
     InvalidRequest,
     PolicyDenied,
     TaskQueueFull,
-    UnknownAgent,
     WrongState,
 )
 from gatepost.events import EventKind, TaskInfo, fingerprint_content, parse_event_id
 from gatepost.events.json_payload import check_json_text
 from gatepost.hub import tasks
-from gatepost.hub.agent_definition import AgentDefinition
 from gatepost.hub.policy import PolicyAgent
+from gatepost.hub.sessions import has_open_session
 from gatepost.hub.skill_distribution import SkillDistribution, read_distribution
 from gatepost.hub.task_attempts import TaskAttempts
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
 from gatepost.hub.task_request import TaskRequest, input_of, read_request
 from gatepost.hub.task_states import TaskInput, TaskState
-from gatepost.hub.task_tokens import IssuedTaskToken, issue_task_token
 from gatepost.hub.tasks import (
     CANCELLED,
     CONTRACT_MISMATCH,
@@ -57,15 +54,6 @@ _TAKE_EARLY_CANCEL = "DELETE FROM early_cancel WHERE source = ? AND task = ? RET
 _decode_note = msgspec.json.Decoder(dict[str, str]).decode
 
 
-class TakenTask(Struct, frozen=True):
-    """A task that a session is to be launched for, and the token for that session."""
-
-    task: Task
-    payload: TaskPayload
-    token: IssuedTaskToken
-    definition: AgentDefinition
-
-
 class ExecutedTasks:
     """All of it runs in the writer's thread."""
 
@@ -74,36 +62,6 @@ class ExecutedTasks:
         self._events = events
         self._attempts = attempts
 
-    # -- sessions
-
-    def take_pending(self, tx: Tx, capacity: int) -> list[TakenTask]:
-        """Accept the oldest tasks that wait for a session, each with a token for its session."""
-        taken: list[TakenTask] = []
-        for task in tasks.oldest_tasks(tx, "session", TaskState.PENDING, capacity):
-            if msgspec.json.decode(task.info, type=TaskInfo).task_type == DISTRIBUTION:
-                request = tasks.load_payload(tx, task.id).request
-                self.install_skill(tx, task, read_distribution(request or b""))
-                continue
-            definition = self._parts.registry.agents.get(task.agent)
-            if definition is None:
-                self.refuse_task(tx, task, UnknownAgent.code, "its definition was removed")
-                continue
-            eta = self._eta_of(task, definition)
-            eta_at = None if eta is None else tx.now + eta * 1000
-            accepted = self.accept_task(tx, task.id, eta_at)
-            ttl = int(self._parts.settings.token_ttl_secs * 1000)
-            token = issue_task_token(
-                tx, self._parts.core.node.clock, task.agent, task.id, definition.capabilities, ttl
-            )
-            payload = tasks.load_payload(tx, task.id)
-            taken.append(TakenTask(accepted, payload, token, definition))
-        return taken
-
-    def _eta_of(self, task: Task, definition: AgentDefinition) -> int | None:
-        info = msgspec.json.decode(task.info, type=TaskInfo)
-        entry = self._parts.router.capabilities.get(info.capability_id or "")
-        return definition.eta_seconds or (entry.default_eta_secs if entry else None)
-
     # -- states
 
     def accept_task(self, tx: Tx, id: str, eta_at: int | None) -> Task:
@@ -111,10 +69,11 @@ class ExecutedTasks:
         self._report(tx, task, EventKind.TASK_ACCEPT, TaskInfo(eta_at=eta_at))
         return task
 
-    def try_begin(self, tx: Tx, id: str, agent: str, eta_at: int | None) -> Task | None:
-        """Accept and start a pending task of an agent that runs by itself; None if it is none.
+    def try_begin(self, tx: Tx, id: str, agent: str | None, eta_at: int | None) -> Task | None:
+        """Accept and start a pending task; None if it is none.
 
-        One event reports both: an acceptance with progress.
+        With `agent`, it must be one of this agent, which runs by itself. One event reports both: an
+        acceptance with progress.
         """
         values = {"eta_at": eta_at, "progress": 0.0}
         task = tasks.try_inputs(tx, id, _BEGIN, values, agent)
@@ -370,7 +329,7 @@ class ExecutedTasks:
         task = None if info is None else tasks.find_requested_task(tx, info.event_id)
         if task is None or info is None:
             return NOTHING
-        if task.state is not TaskState.PENDING:
+        if task.state is not TaskState.PENDING or has_open_session(tx, task.id):
             return (TurnEnded(info, *forward.event.agents, "ok"),)
         tx.execute(_HAND_OVER, (forward.route.node, parse_event_id(task.id)))
         forward.event.task = msgspec.json.decode(task.info, type=TaskInfo)

@@ -37,16 +37,31 @@ def session_name(task_id: str, attempt: int = 1) -> str:
     return f"s{task_id.replace('-', '')}{again}"
 
 
-def open_session(tx: Tx, name: str, task_id: str, agent: str, runtime: str) -> None:
-    row = (name, parse_event_id(task_id), agent, runtime, SessionState.PROVISIONING, tx.now)
+def claim_session(tx: Tx, name: str, task_id: str, agent: str, runtime: str) -> None:
+    row = (name, parse_event_id(task_id), agent, runtime, SessionState.CLAIMED, tx.now)
     tx.execute(_INSERT, row)
 
 
+def forget_claim(tx: Tx, name: str) -> bool:
+    """Forget a session that was claimed and never launched; returns whether there was one."""
+    tx.execute("DELETE FROM session WHERE name = ? AND state = ?", (name, SessionState.CLAIMED))
+    return tx.changed_rows() > 0
+
+
 def find_session(tx: Tx, task_id: str) -> Session | None:
-    """The latest session of a task; None if it has none."""
-    sql = f"{_SELECT} WHERE task = ? ORDER BY created_at DESC, length(name) DESC, name DESC LIMIT 1"
-    row = tx.fetch_one(sql, (parse_event_id(task_id),))
+    """The latest session of a task; None if it has none. A claim is no session yet."""
+    sql = f"""
+    {_SELECT} WHERE task = ? AND state != ?
+    ORDER BY created_at DESC, length(name) DESC, name DESC LIMIT 1
+    """
+    row = tx.fetch_one(sql, (parse_event_id(task_id), SessionState.CLAIMED))
     return None if row is None else _session_from_row(row)
+
+
+def has_open_session(tx: Tx, task_id: str) -> bool:
+    """Whether a session of a task runs, or is to be launched."""
+    sql = "SELECT 1 FROM session WHERE task = ? AND ended_at IS NULL"
+    return tx.fetch_one(sql, (parse_event_id(task_id),)) is not None
 
 
 def open_sessions(tx: Tx) -> list[Session]:
@@ -67,13 +82,14 @@ def change_session(tx: Tx, name: str, target: SessionState) -> None:
         tx.execute("UPDATE session SET state = ? WHERE name = ?", (target, name))
 
 
-def end_session(tx: Tx, name: str, exit_code: int | None, reason: str) -> None:
-    """Nothing is left of a session but its log."""
+def end_session(tx: Tx, name: str, exit_code: int | None, reason: str) -> bool:
+    """Nothing is left of a session but its log. Returns whether it was open."""
     sql = """
     UPDATE session SET state = ?, exit_code = ?, reason = ?, ended_at = ?
     WHERE name = ? AND ended_at IS NULL
     """
     tx.execute(sql, (SessionState.RECYCLED, exit_code, reason, tx.now, name))
+    return tx.changed_rows() > 0
 
 
 def _session_from_row(row: Row) -> Session:

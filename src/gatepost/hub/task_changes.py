@@ -109,8 +109,11 @@ class HubParts:
                 note_misfire(tx, entry.public_part, "routing_miss", None)
 
     def require_capacity(self, tx: Tx, coming: int = 0) -> None:
-        """Raise TaskQueueFull if no further task may wait for a session, behind those `coming`."""
-        waiting = coming + tasks.count_tasks(tx, "session", TaskState.PENDING)
+        """Raise TaskQueueFull if no further task may wait for a session, behind those `coming`.
+
+        As many open tasks as there are places for sessions do not wait: they have one at once.
+        """
+        waiting = coming + tasks.count_open_tasks(tx, "session") - self.settings.max_sessions
         if waiting >= self.settings.max_queued:
             raise TaskQueueFull(
                 f"{waiting} tasks wait for a session already; try again later,"

@@ -31,6 +31,7 @@ from gatepost.hub.policy import Policy
 from gatepost.hub.registry import AgentRegistry
 from gatepost.hub.requested_tasks import RequestedTasks
 from gatepost.hub.restored_tasks import RestoredTasks
+from gatepost.hub.session_tasks import SessionTasks
 from gatepost.hub.task_attempts import TaskAttempts
 from gatepost.hub.task_changes import HubParts
 from gatepost.hub.task_events import TaskEvents
@@ -50,6 +51,7 @@ class TaskEngine:
         attempts = TaskAttempts(self.parts, events)
         self.requested = RequestedTasks(self.parts, events, attempts)
         self.executed = ExecutedTasks(self.parts, events, attempts)
+        self.session_tasks = SessionTasks(self.parts, self.executed)
         self.reports = AgentReports(self.parts, self.executed)
         self.restored = RestoredTasks(self.executed, events)
         self.escalations = Escalations(self.parts)

@@ -1,10 +1,10 @@
 """The states of a task, and the only transitions between them.
 
 A task is `pending` until an executor takes it. A task that no executor can take is refused, which
-is a failure. An `accepted` task has an executor and an ETA; it fails if its session cannot be
-launched. It is `running` once its session or its agent really works on it. From then on its
-executor reports updates, until it completes, fails or is cancelled. A task whose executor was lost
-is pending again, if its capability permits another attempt.
+is a failure; so is one whose session cannot be launched. An `accepted` task has an executor and an
+ETA. It is `running` once its session or its agent really works on it, which is usually the same
+step. From then on its executor reports updates, until it completes, fails or is cancelled. A task
+whose executor was lost is pending again, if its capability permits another attempt.
 
 The states completed, failed and cancelled are terminal: no input leads out of them, and a trigger
 in the journal refuses any such update.

@@ -22,6 +22,7 @@ SELECT {_COLUMNS} FROM task_token WHERE revoked_at IS NULL AND expires_at > ?
 ORDER BY issued_at, id
 """
 _RENEW = "UPDATE task_token SET expires_at = ? WHERE id = ? AND revoked_at IS NULL"
+_EXTEND = "UPDATE task_token SET expires_at = ? WHERE task = ? AND revoked_at IS NULL"
 _REVOKE = "UPDATE task_token SET revoked_at = ? WHERE task = ? AND revoked_at IS NULL"
 _PRUNE = "DELETE FROM task_token WHERE expires_at <= ?"
 _decode_capabilities = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -80,6 +81,11 @@ def renew_task_token(tx: Tx, token: TaskToken, ttl: int) -> TaskToken:
     expiry = tx.now + ttl
     tx.execute(_RENEW, (expiry, token.token_id))
     return msgspec.structs.replace(token, expiry=expiry)
+
+
+def extend_task_tokens(tx: Tx, task: str, ttl: int) -> None:
+    """Let the token of a task last `ttl` milliseconds from now."""
+    tx.execute(_EXTEND, (tx.now + ttl, parse_event_id(task)))
 
 
 def revoke_task_tokens(tx: Tx, task: str) -> None:

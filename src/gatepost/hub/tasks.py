@@ -65,6 +65,11 @@ SELECT id FROM task WHERE ended_at < ? AND {_IS_TERMINAL} AND NOT EXISTS (
     SELECT 1 FROM session s WHERE s.task = task.id AND s.ended_at IS NULL
 ) ORDER BY ended_at LIMIT ?
 """
+_SELECT_UNCLAIMED = f"""
+{_SELECT} WHERE executor = 'session' AND state = '{TaskState.PENDING}' AND ended_at IS NULL
+AND NOT EXISTS (SELECT 1 FROM session s WHERE s.task = task.id AND s.ended_at IS NULL)
+ORDER BY id LIMIT ?
+"""
 _STATES = {state.value: state for state in TaskState}
 _TARGETS = {input: target_of(input) for input in TaskInput}
 # The moment that an input records, besides `updated_at`.
@@ -196,17 +201,15 @@ def list_tasks(tx: Tx, wanted: TaskFilter, limit: int) -> list[Task]:
     return [_task_from_row(row) for row in tx.fetch_all(sql, (*values, limit))]
 
 
-def oldest_tasks(tx: Tx, executor: Executor, state: TaskState, limit: int) -> list[Task]:
-    """The tasks of an executor in a state, oldest first."""
-    sql = f"{_SELECT} WHERE executor = ? AND state = ? ORDER BY id LIMIT ?"
-    return [_task_from_row(row) for row in tx.fetch_all(sql, (executor, state, limit))]
+def unclaimed_tasks(tx: Tx, limit: int) -> list[Task]:
+    """The tasks that wait for a session and have not been claimed for one, oldest first."""
+    return [_task_from_row(row) for row in tx.fetch_all(_SELECT_UNCLAIMED, (limit,))]
 
 
-def count_tasks(tx: Tx, executor: Executor, *states: TaskState) -> int:
-    marks = ", ".join("?" for _ in states)
-    sql = f"SELECT count(*) FROM task WHERE executor = ? AND state IN ({marks})"
-    row = tx.fetch_one(sql, (executor, *states))
-    return 0 if row is None else int(row[0])
+def count_open_tasks(tx: Tx, executor: Executor) -> int:
+    sql = "SELECT count(*) FROM task WHERE executor = ? AND ended_at IS NULL"
+    ((count,),) = tx.fetch_all(sql, (executor,))
+    return int(count)
 
 
 def change_task(tx: Tx, id: str, input: TaskInput, values: Mapping[str, Any] = {}) -> Task:

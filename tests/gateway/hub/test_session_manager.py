@@ -187,12 +187,55 @@ def test_a_session_whose_start_was_not_noted_is_ended(own_hub: HubClient) -> Non
     handle_of(own_hub, id)
     own_hub.gateway.kill9()
     with apsw.Connection(str(own_hub.state_dir / "journal.db")) as journal:
-        undo = "UPDATE session SET handle = NULL, state = 'provisioning' WHERE ended_at IS NULL"
+        undo = "UPDATE session SET handle = NULL, state = 'claimed' WHERE ended_at IS NULL"
         journal.execute(undo)
-        undo = "UPDATE task SET state = 'accepted', started_at = NULL WHERE ended_at IS NULL"
+        undo = "UPDATE task SET state = 'pending', started_at = NULL WHERE ended_at IS NULL"
         journal.execute(undo)
     own_hub.gateway.start()
     assert_ended_once(own_hub, id, "executor_lost")
+
+
+def test_tasks_that_were_claimed_when_the_gateway_was_killed_are_launched_once(
+    own_hub: HubClient,
+) -> None:
+    """Two sessions run and two tasks are claimed: after the restart each of the four ends once."""
+    own_hub.define("patient", "sh", "-c", "echo $GATEPOST_TASK_ID >> $HOME/../../../launches;"
+                   " until [ -e $HOME/../../../resume ]; do sleep 0.01; done;"
+                   " echo 1 > $GATEPOST_RESULT_FILE")  # fmt: skip
+    ids = [own_hub.create("patient") for _ in range(4)]
+    for id in ids[:2]:
+        handle_of(own_hub, id)
+    digits = ", ".join(f"x'{id.replace('-', '')}'" for id in ids[2:])
+    tokens = f"SELECT id FROM task_token WHERE revoked_at IS NULL AND task IN ({digits})"
+    wait_until(lambda: len(_query(own_hub, tokens)) == 2, 30)
+    assert {own_hub.task(id)["state"] for id in ids[2:]} == {"pending"}
+    own_hub.gateway.kill9()
+    former = set(_query(own_hub, tokens))
+    own_hub.gateway.start()
+    wait_until(lambda: len(set(_query(own_hub, tokens)) - former) == 2, 30)
+    assert former.isdisjoint(_query(own_hub, tokens)), "they are dead"
+    (own_hub.state_dir / "resume").touch()
+    assert {own_hub.wait_for_end(id)["status"] for id in ids} == {"completed"}
+    assert sorted((own_hub.state_dir / "launches").read_text().split()) == sorted(ids)
+
+
+def test_a_claimed_task_that_is_cancelled_is_never_launched(own_hub: HubClient) -> None:
+    own_hub.define("marker", "sh", "-c", "touch $HOME/../../../$GATEPOST_TASK_ID;"
+                   " until [ -e $HOME/../../../finish ]; do sleep 0.01; done;"
+                   " echo 1 > $GATEPOST_RESULT_FILE")  # fmt: skip
+    first = [own_hub.create("marker") for _ in range(2)]
+    for id in first:
+        handle_of(own_hub, id)
+    waiting = own_hub.create("marker")
+    claim = f"SELECT 1 FROM session WHERE name = '{session_name(waiting)}'"
+    wait_until(lambda: _query(own_hub, claim), 30)
+    own_hub.cancel(waiting)
+    wait_until(lambda: not _query(own_hub, claim), 30)
+    (own_hub.state_dir / "finish").touch()
+    last = own_hub.create("marker")
+    assert {own_hub.wait_for_end(id)["status"] for id in (*first, last)} == {"completed"}
+    assert own_hub.task(waiting)["status"] == "cancelled"
+    assert not (own_hub.state_dir / waiting).exists() and live_tokens(own_hub, waiting) == []
 
 
 def test_a_session_gets_its_secrets_and_nothing_of_the_gateways_environment(

@@ -12,10 +12,9 @@ from gatepost.errors import ContractMismatch, GatepostError, LaunchFailed, Paylo
 from gatepost.events import fingerprint_content
 from gatepost.gateway.api.tasks.large_contents import LargeContents
 from gatepost.gateway.core import Core
-from gatepost.hub.executed_tasks import TakenTask
 from gatepost.hub.runtimes.runtime import SessionRuntime, SessionSpec
 from gatepost.hub.runtimes.session_supervisor import SECRETS_FOLDER, WORK_FOLDER
-from gatepost.hub.sessions import session_name
+from gatepost.hub.session_tasks import ClaimedTask
 from gatepost.hub.tasks import TaskPayload
 
 TASK_FILE, RESULT_FILE, TOKEN_FILE = "task.json", "result.json", "token"
@@ -34,16 +33,16 @@ class SessionContents:
         self._large_contents = LargeContents(core)
         self.base_url = ""
 
-    async def describe_session(self, taken: TakenTask, runtime: SessionRuntime) -> SessionSpec:
-        name = session_name(taken.task.id, taken.task.attempt)
+    async def describe_session(self, claimed: ClaimedTask, runtime: SessionRuntime) -> SessionSpec:
+        name = claimed.session_name
         folder = self._core.state.sessions / name
         return SessionSpec(
             name=name,
             folder=folder,
-            definition=taken.definition,
-            environment=self._build_environment(taken, runtime, folder),
-            files={TASK_FILE: await self._load_request(taken)},
-            secrets={TOKEN_FILE: taken.token.text.encode(), **self._load_secrets(taken)},
+            definition=claimed.definition,
+            environment=self._build_environment(claimed, runtime, folder),
+            files={TASK_FILE: await self._load_request(claimed)},
+            secrets={TOKEN_FILE: claimed.token.text.encode(), **self._load_secrets(claimed)},
             socket_folder=self._core.state.hub_socket.parent,
             hidden=(self._core.state.path,),
             log_bytes=self._settings.log_bytes,
@@ -51,9 +50,9 @@ class SessionContents:
         )
 
     def _build_environment(
-        self, taken: TakenTask, runtime: SessionRuntime, outside: Path
+        self, claimed: ClaimedTask, runtime: SessionRuntime, outside: Path
     ) -> dict[str, str]:
-        definition, folder = taken.definition, runtime.folder_inside(outside)
+        definition, folder = claimed.definition, runtime.folder_inside(outside)
         names = (*_PASSED, *definition.pass_environment)
         passed = {name: os.environ[name] for name in names if name in os.environ}
         own = {
@@ -61,7 +60,7 @@ class SessionContents:
             "GATEPOST_URL": self.base_url,
             "GATEPOST_SOCKET": runtime.socket_inside(self._core.state.hub_socket),
             "GATEPOST_AGENT": definition.name,
-            "GATEPOST_TASK_ID": taken.task.id,
+            "GATEPOST_TASK_ID": claimed.task.id,
             "GATEPOST_TASK_FILE": f"{folder}/{TASK_FILE}",
             "GATEPOST_RESULT_FILE": f"{folder}/{WORK_FOLDER}/{RESULT_FILE}",
             "GATEPOST_TOKEN_FILE": f"{folder}/{SECRETS_FOLDER}/{TOKEN_FILE}",
@@ -69,21 +68,21 @@ class SessionContents:
         }
         return {**passed, **definition.environment, **own}
 
-    async def _load_request(self, taken: TakenTask) -> bytes:
+    async def _load_request(self, claimed: ClaimedTask) -> bytes:
         """The request of a task. A large one is checked here against its contract."""
-        payload = taken.payload
+        payload = claimed.payload
         if payload.request_ref is None:
             return payload.request or b"{}"
         digest = payload.request_ref
         key, _ = await self._core.read(lambda tx: find_blob(tx, digest))
         pieces = self._core.blobs.read_payload(digest, key)
         request = await asyncio.to_thread(lambda: b"".join(pieces))
-        await self._large_contents.check_input(taken.task.id, request)
+        await self._large_contents.check_input(claimed.task.id, request)
         return request
 
-    def _load_secrets(self, taken: TakenTask) -> dict[str, bytes]:
+    def _load_secrets(self, claimed: ClaimedTask) -> dict[str, bytes]:
         found = {}
-        for name in taken.definition.secrets:
+        for name in claimed.definition.secrets:
             try:
                 found[name] = (self._core.state.secrets / name).read_bytes()
             except OSError as error:

@@ -1,4 +1,8 @@
-"""Sessions for tasks: launches them as tasks wait, watches them, and ends what must not go on."""
+"""Sessions for tasks: launches them as tasks wait, watches them, and ends what must not go on.
+
+While sessions run, the next tasks are claimed already. A session that ends leaves its place to one
+of those at once: the end of the one and the start of the other are written while the latter runs.
+"""
 
 import asyncio
 import contextlib
@@ -7,11 +11,10 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from gatepost.errors import ContractMismatch, GatepostError, LaunchFailed
+from gatepost.errors import GatepostError, LaunchFailed
 from gatepost.gateway.core import Core
 from gatepost.gateway.hub.session_contents import SessionContents
 from gatepost.hub import sessions, tasks
-from gatepost.hub.executed_tasks import ExecutedTasks, TakenTask
 from gatepost.hub.runtimes.runtime import (
     LogPiece,
     SessionExit,
@@ -19,9 +22,10 @@ from gatepost.hub.runtimes.runtime import (
     SessionRuntime,
 )
 from gatepost.hub.session_states import SessionState
-from gatepost.hub.sessions import Session, session_name
+from gatepost.hub.session_tasks import ClaimedTask
+from gatepost.hub.sessions import Session
 from gatepost.hub.task_states import TaskState
-from gatepost.hub.tasks import Task, TaskPayload
+from gatepost.hub.tasks import Task
 from gatepost.journal import Tx
 
 log = logging.getLogger(__name__)
@@ -32,7 +36,10 @@ _ERROR_LOG_BYTES = 500
 
 
 class SessionManager:
-    """At most `hub.max_sessions` at a time; further tasks wait in the journal."""
+    """At most `hub.max_sessions` run at a time; further tasks wait in the journal.
+
+    Of those that wait, at most `hub.max_sessions` are claimed.
+    """
 
     def __init__(
         self,
@@ -45,7 +52,14 @@ class SessionManager:
         self._runtimes = runtimes
         self._settings = core.settings.hub
         self._wake = asyncio.Event()
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._records = core.tasks.session_tasks
+        # Task → its claim, oldest first.
+        self._claimed: dict[str, ClaimedTask] = {}
+        # Tasks that ended while others were being claimed.
+        self._ended_meanwhile: set[str] = set()
+        # Names of the sessions that have a place: launched, and not known to have ended.
+        self._places: set[str] = set()
+        self._followed: dict[str, asyncio.Task[None]] = {}
         self._handles: dict[str, tuple[SessionRuntime, SessionHandle]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self.states = states
@@ -53,7 +67,7 @@ class SessionManager:
 
     @property
     def session_count(self) -> int:
-        return len(self._running)
+        return len(self._places)
 
     def look_for_tasks(self) -> None:
         """Tasks may wait that nobody was told of."""
@@ -63,9 +77,15 @@ class SessionManager:
         """A task waits for a session, or its session must end."""
         if task.executor == "session" and task.state is TaskState.PENDING:
             self._wake.set()
-        elif task.has_ended and (found := self._handles.get(task.id)) is not None:
+        elif not task.has_ended or task.executor != "session":
+            return
+        elif (claimed := self._claimed.pop(task.id, None)) is not None:
+            self._spawn(f"release {task.id}", self._release(claimed))
+        elif (found := self._handles.get(task.id)) is not None:
             runtime, handle = found
             self._spawn(f"stop {task.id}", runtime.stop(handle))
+        else:
+            self._ended_meanwhile.add(task.id)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -76,10 +96,10 @@ class SessionManager:
             yield
         finally:
             loop.cancel()
-            for work in [*self._running.values(), *self._stopping]:
+            for work in [*self._followed.values(), *self._stopping]:
                 work.cancel()
             await asyncio.gather(
-                loop, *self._running.values(), *self._stopping, return_exceptions=True
+                loop, *self._followed.values(), *self._stopping, return_exceptions=True
             )
             for runtime in self._runtimes.values():
                 await runtime.close()
@@ -87,66 +107,106 @@ class SessionManager:
     def read_log(self, session: Session, offset: int, limit: int) -> LogPiece:
         return self._runtimes[session.runtime].read_log(session.name, offset, limit)
 
-    # -- launching
+    # -- claiming and launching
 
     async def _serve(self) -> None:
         while True:
             self._wake.clear()
             try:
-                await self._launch_waiting()
+                await self._claim_tasks()
             except Exception as error:
-                log.warning("tasks could not be taken: %s", error)
+                log.warning("tasks could not be claimed: %s", error)
                 await asyncio.sleep(_RETRY_SECS)
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _LOOK_SECS)
 
-    async def _launch_waiting(self) -> None:
-        capacity = self._settings.max_sessions - len(self._running)
-        if capacity <= 0:
+    async def _claim_tasks(self) -> None:
+        """Claim tasks for the places that are free, and for all that will be."""
+        self._ended_meanwhile.clear()
+        self._launch_claimed()
+        places = self._settings.max_sessions
+        wanted = 2 * places - len(self._places) - len(self._claimed)
+        if wanted <= 0:
             return
-        self._launch(await self._core.commit(lambda tx: self._take(tx, capacity)))
+        claimed = await self._core.commit(lambda tx: self._records.claim_tasks(tx, wanted))
+        self._claimed |= {each.task.id: each for each in claimed}
+        for id in self._claimed.keys() & self._ended_meanwhile:
+            self._spawn(f"release {id}", self._release(self._claimed.pop(id)))
+        self._launch_claimed()
 
-    def _launch(self, taken: list[TakenTask]) -> None:
-        for each in taken:
-            self._track(each.task.id, self._run_session(each))
+    def _launch_claimed(self) -> None:
+        """Launch claimed sessions, as long as there are places."""
+        while self._claimed and len(self._places) < self._settings.max_sessions:
+            id = next(iter(self._claimed))
+            claimed = self._claimed.pop(id)
+            if self._records.is_current(claimed, self._core.clock.now()):
+                self._places.add(claimed.session_name)
+                self._follow(id, claimed.session_name, self._run_session(claimed))
+            else:
+                self._spawn(f"release {id}", self._release(claimed))
 
-    def _take(self, tx: Tx, capacity: int) -> list[TakenTask]:
-        taken = self._core.tasks.executed.take_pending(tx, capacity)
-        for each in taken:
-            name = session_name(each.task.id, each.task.attempt)
-            runtime = each.definition.runtime_name
-            sessions.open_session(tx, name, each.task.id, each.task.agent, runtime)
-        return taken
+    async def _release(self, claimed: ClaimedTask) -> None:
+        """Give up a claim: its task has ended, or is to be claimed once more."""
+        id, name = claimed.task.id, claimed.session_name
+        while True:
+            try:
+                await self._core.commit(lambda tx: self._records.release_claim(tx, id, name))
+            except GatepostError:
+                await asyncio.sleep(_RETRY_SECS)
+            else:
+                self._wake.set()
+                return
 
-    def _track(self, id: str, work: Coroutine[Any, Any, None]) -> None:
+    def _follow(self, id: str, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._running[id] = task
-        task.add_done_callback(partial(self._forget, id))
+        self._followed[id] = task
+        task.add_done_callback(partial(self._forget, id, name))
 
-    def _forget(self, id: str, task: "asyncio.Task[None]") -> None:
-        if self._running.get(id) is task:
+    def _forget(self, id: str, name: str, task: "asyncio.Task[None]") -> None:
+        if self._followed.get(id) is task:
             # Otherwise another attempt at the task runs already.
-            del self._running[id]
+            del self._followed[id]
             self._handles.pop(id, None)
             self.states.pop(id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the session of task %s was not followed to its end", id, exc_info=error)
-        self._wake.set()
+        self._leave_place(name)
 
-    async def _run_session(self, taken: TakenTask) -> None:
-        id, name = taken.task.id, session_name(taken.task.id, taken.task.attempt)
+    def _leave_place(self, name: str) -> None:
+        if name in self._places:
+            self._places.remove(name)
+            self._launch_claimed()
+            self._wake.set()
+
+    async def _run_session(self, claimed: ClaimedTask) -> None:
+        id, name = claimed.task.id, claimed.session_name
         try:
-            runtime = self._find_runtime(taken.definition.runtime_name)
-            spec = await self.contents.describe_session(taken, runtime)
+            runtime = self._find_runtime(claimed.definition.runtime_name)
+            spec = await self.contents.describe_session(claimed, runtime)
             handle = await runtime.launch(spec, partial(self._note_state, id))
-        except GatepostError as error:
-            await self._core.commit(partial(self._fail_launch, id=id, name=name, error=error))
+        except GatepostError as failure:
+            error = failure
+            await self._core.commit(lambda tx: self._records.fail_launch(tx, id, name, error))
             return
         self._handles[id] = (runtime, handle)
-        if await self._core.commit(lambda tx: self._note_started(tx, id, name, handle)):
-            await runtime.stop(handle)
+        # The journal keeps the order: the end of this session is noted after its start.
+        started = self._core.begin_commit(
+            lambda tx: self._records.note_started(tx, claimed, handle)
+        )
+        started.add_done_callback(partial(self._check_started, runtime, handle))
         await self._watch(id, name, runtime, handle)
+
+    def _check_started(
+        self, runtime: SessionRuntime, handle: SessionHandle, started: "asyncio.Future[bool]"
+    ) -> None:
+        """Stop a session whose task had ended before it began."""
+        if started.cancelled():
+            return
+        if (error := started.exception()) is not None:
+            log.warning("the start of session %s could not be noted: %s", handle.name, error)
+        elif started.result():
+            self._spawn(f"stop {handle.name}", runtime.stop(handle))
 
     def _find_runtime(self, name: str) -> SessionRuntime:
         found = self._runtimes.get(name)
@@ -156,21 +216,6 @@ class SessionManager:
 
     def _note_state(self, id: str, state: SessionState) -> None:
         self.states[id] = state
-
-    def _fail_launch(self, tx: Tx, id: str, name: str, error: GatepostError) -> None:
-        sessions.end_session(tx, name, None, error.message)
-        if not tasks.load_task(tx, id).has_ended:
-            is_mismatch = isinstance(error, ContractMismatch)
-            code = error.code if is_mismatch else LaunchFailed.code
-            self._core.tasks.executed.fail_task(tx, id, code, error.message)
-
-    def _note_started(self, tx: Tx, id: str, name: str, handle: SessionHandle) -> bool:
-        """Note that the session runs; returns whether its task has ended in the meantime."""
-        sessions.note_running(tx, name, handle)
-        if tasks.load_task(tx, id).has_ended:
-            return True
-        self._core.tasks.executed.start_task(tx, id)
-        return False
 
     # -- watching
 
@@ -185,12 +230,11 @@ class SessionManager:
         result = await self.contents.read_result(name, id) if ended.is_success else None
         detail = self._describe_end(runtime, name, ended)
 
-        def note_end(tx: Tx) -> list[TakenTask]:
-            self._note_ended(tx, id, name, ended, result, detail)
-            return self._take(tx, 1)
-
-        # The place of this session is free: its end and the next task are one transaction.
-        self._launch(await self._core.commit(note_end))
+        noted = self._core.begin_commit(
+            lambda tx: self._records.note_ended(tx, id, name, ended, result, detail)
+        )
+        self._leave_place(name)
+        await noted
 
     def _describe_end(self, runtime: SessionRuntime, name: str, ended: SessionExit) -> str:
         if ended.is_success:
@@ -198,29 +242,6 @@ class SessionManager:
         tail = runtime.read_log(name, -_ERROR_LOG_BYTES, _ERROR_LOG_BYTES)
         said = tail.data.decode(errors="replace").strip()
         return f"{ended}: {said}" if said else str(ended)
-
-    def _note_ended(
-        self,
-        tx: Tx,
-        id: str,
-        name: str,
-        ended: SessionExit,
-        result: TaskPayload | GatepostError | None,
-        detail: str,
-    ) -> None:
-        """A session ended: so does its task, if it has not reported its own end."""
-        sessions.end_session(tx, name, ended.code, ended.reason)
-        if tasks.load_task(tx, id).has_ended:
-            return
-        executed = self._core.tasks.executed
-        if isinstance(result, TaskPayload):
-            executed.complete_task(tx, id, result)
-        elif isinstance(result, GatepostError):
-            executed.fail_task(tx, id, result.code, result.message)
-        elif ended.is_success:
-            executed.fail_task(tx, id, "no_result", "its session ended without a result")
-        else:
-            _fail_ended(executed, tx, id, ended, detail)
 
     # -- after a restart
 
@@ -234,11 +255,12 @@ class SessionManager:
         for session in known:
             found = self._runtimes.get(session.runtime)
             if session.handle is None or found is None:
-                await self._core.commit(partial(self._lose_session, session=session))
+                await self._core.commit(partial(self._give_up_session, session=session))
             else:
                 log.info("session %s of task %s goes on", session.name, session.task_id)
                 work = self._resume(session, found, session.handle)
-                self._track(session.task_id, work)
+                self._places.add(session.name)
+                self._follow(session.task_id, session.name, work)
 
     async def _resume(
         self, session: Session, runtime: SessionRuntime, handle: SessionHandle
@@ -249,23 +271,15 @@ class SessionManager:
             await runtime.stop(handle)
         await self._watch(session.task_id, session.name, runtime, handle)
 
-    def _lose_session(self, tx: Tx, session: Session) -> None:
-        sessions.end_session(tx, session.name, None, "lost")
-        if not tasks.load_task(tx, session.task_id).has_ended:
+    def _give_up_session(self, tx: Tx, session: Session) -> None:
+        """End a session that cannot be followed. Without a folder it was never launched."""
+        if session.handle is None and not (self._core.state.sessions / session.name).exists():
+            self._records.release_claim(tx, session.task_id, session.name)
+        else:
             why = "the gateway ended while it started the session"
-            self._core.tasks.executed.lose_executor(tx, session.task_id, why)
+            self._records.lose_session(tx, session.task_id, session.name, why)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=name)
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
-
-
-def _fail_ended(executed: ExecutedTasks, tx: Tx, id: str, ended: SessionExit, detail: str) -> None:
-    is_lost = ended.reason == "lost" or (ended.code is not None and ended.code < 0)
-    if ended.reason == "time_limit":
-        executed.fail_task(tx, id, "time_limit", detail)
-    elif is_lost:
-        executed.lose_executor(tx, id, detail)
-    else:
-        executed.fail_task(tx, id, "session_failed", detail)

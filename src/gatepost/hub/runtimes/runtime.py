@@ -53,6 +53,11 @@ class SessionExit(Struct, frozen=True):
     def is_success(self) -> bool:
         return self.reason == "exited" and self.code == 0
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it vanished or was killed, rather than ended by itself."""
+        return self.reason == LOST or (self.code is not None and self.code < 0)
+
     def __str__(self) -> str:
         if self.reason == LOST:
             return self.detail or "it vanished"

@@ -1,6 +1,6 @@
 """The rules of tasks: each has one end, and its creator is told what really happened."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import msgspec
@@ -150,6 +150,14 @@ def _check_work(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
             yield HistoryViolation("task work", work.node, work.task_id, detail)
 
 
+def _check_launches(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    """Every attempt at a task has a session of its own name."""
+    launches = Counter((work.node, work.session) for work in mesh.seen.works if work.session)
+    for (node, session), count in launches.items():
+        if count > 1 and node not in mesh.seen.restored:
+            yield HistoryViolation("task launch", node, session, f"it was launched {count} times")
+
+
 def _check_cancelled(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     """Compare the places of receipts for cancellations and of ends in the executors' outboxes."""
     cancels = {
@@ -198,5 +206,6 @@ TASK_RULES = (
     _check_one_end,
     _check_same_end,
     _check_work,
+    _check_launches,
     _check_cancelled,
 )

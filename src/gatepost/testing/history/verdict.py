@@ -31,6 +31,7 @@ RULES = {
     "task one end": "a task has one end, and its creator is told that one and no other",
     "task same end": "a task ends for its creator as it ended for its executor",
     "task work": "a report that was answered counts, and no later one replaces it",
+    "task launch": "a session is launched once",
     "task cancelled": "a task that is open when its cancellation arrives ends as cancelled",
 }
 
@@ -104,6 +105,7 @@ class ObservedWork(Struct):
     """The work on a task as its executor knows it: `outcome` is set if its report was answered.
 
     `result` is the digest of the result. `contradicted`: a second, other result was taken too.
+    `session` is the name of its session, if it has one.
     """
 
     node: str
@@ -114,6 +116,7 @@ class ObservedWork(Struct):
     code: str = ""
     result: str = ""
     contradicted: bool = False
+    session: str = ""
 
 
 class Observations(Struct):

@@ -15,10 +15,14 @@ from msgspec import Raw, Struct
 from gatepost.delivery.blob_records import keep_uploaded_blob
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import fingerprint_content
-from gatepost.hub.executed_tasks import TakenTask
+from gatepost.hub import sessions
+from gatepost.hub.runtimes.runtime import SessionExit, SessionHandle
+from gatepost.hub.session_states import SessionState
+from gatepost.hub.session_tasks import ClaimedTask, SessionTasks
+from gatepost.hub.sessions import Session
 from gatepost.hub.task_request import RequestContent, encode_request
 from gatepost.hub.task_states import TaskState
-from gatepost.hub.tasks import Task, load_task
+from gatepost.hub.tasks import Task
 from gatepost.journal import Tx
 from gatepost.task_wire import NewTask, TaskReport
 from gatepost.testing.history import ObservedTask, ObservedWork
@@ -29,10 +33,6 @@ _RECONNECT_MS = 300
 # Longer than any fault but the loss of a gateway.
 _PATIENCE = 200
 _MAX_SESSIONS = 3
-_SELECT_BEGUN = """
-SELECT lower(hex(id)) FROM task
-WHERE executor = 'session' AND state IN ('accepted', 'running') AND ended_at IS NULL
-"""
 
 
 class WorkManners(Struct, frozen=True):
@@ -41,6 +41,7 @@ class WorkManners(Struct, frozen=True):
     Of the sessions that run while their gateway loses power, `orphaned` end with it.
     """
 
+    launch_ms: tuple[int, int] = (1, 300)
     steps: tuple[int, int] = (0, 3)
     step_ms: tuple[int, int] = (20, 2_000)
     fail: float = 0.1
@@ -282,50 +283,76 @@ class SimulatedSessions:
         self._manners = manners
         self._random = Random(f"{seed}/{gateway.id}/sessions")
         self._note = note
+        # Task → its claim, and the work on it.
+        self._claimed: dict[str, ClaimedTask] = {}
         self._works: dict[str, SimulatedWork] = {}
+        # Names of the sessions that were launched: their folders, which stay.
+        self._launched: set[str] = set()
         gateway.on_up.append(self._recover)
         gateway.on_down.append(self._lose_some)
         gateway.hub.listeners.append(self._note_change)
 
+    @property
+    def _records(self) -> SessionTasks:
+        return self._gateway.hub.engine.session_tasks
+
     def _note_change(self, task: Task) -> None:
-        if task.has_ended and task.id in self._works:
-            self._works.pop(task.id).abandon()
+        if task.has_ended and task.id in self._claimed:
+            self._release(task.id, self._claimed.pop(task.id).session_name)
+        elif task.has_ended and task.id in self._works:
+            work = self._works.pop(task.id)
+            work.abandon()
+            self._note_ended(task.id, work.seen.session)
             self._look_for_tasks()
         elif task.executor == "session" and task.state is TaskState.PENDING:
             self._look_for_tasks()
 
     def _look_for_tasks(self) -> None:
-        capacity = _MAX_SESSIONS - len(self._works)
-        if capacity > 0:
-            self._gateway.submit(partial(self._take_pending, capacity), self._launch)
+        self._launch_claimed()
+        wanted = 2 * _MAX_SESSIONS - len(self._works) - len(self._claimed)
+        if wanted > 0:
+            self._gateway.submit(partial(self._claim_tasks, wanted), self._take_claims)
 
-    def _take_pending(self, capacity: int, tx: Tx) -> list[TakenTask]:
-        return self._gateway.hub.engine.executed.take_pending(tx, capacity)
+    def _claim_tasks(self, capacity: int, tx: Tx) -> list[ClaimedTask]:
+        return self._records.claim_tasks(tx, capacity)
 
-    def _launch(self, taken: list[TakenTask] | None, error: GatepostError | None) -> None:
+    def _take_claims(self, claimed: list[ClaimedTask] | None, error: GatepostError | None) -> None:
         if error is not None:
             self._gateway.loop.call_after(_RECONNECT_MS, self._look_for_tasks)
-        for each in taken or ():
-            id, agent = each.task.id, each.task.agent
-            now = self._gateway.loop.now
-            seen = ObservedWork(self._gateway.id, agent, id, now)
-            self._note(seen)
-            work = SimulatedWork(
-                self._gateway, self._files, self._manners, self._random, seen,
-                partial(self._end_lost, id),
-            )  # fmt: skip
-            self._works[id] = work
-            if work.vanishes:
-                self._gateway.loop.call_after(8_000, partial(self._end_hanging, id))
-            self._gateway.submit(partial(self._start, id), partial(self._note_started, work))
+        for each in claimed or ():
+            self._claimed[each.task.id] = each
+        self._launch_claimed()
 
-    def _start(self, id: str, tx: Tx) -> None:
-        if not load_task(tx, id).has_ended:
-            self._gateway.hub.engine.executed.start_task(tx, id)
+    def _launch_claimed(self) -> None:
+        while self._gateway.up and self._claimed and len(self._works) < _MAX_SESSIONS:
+            id = next(iter(self._claimed))
+            self._launch(id, self._claimed.pop(id))
 
-    def _note_started(
-        self, work: SimulatedWork, value: object, error: GatepostError | None
-    ) -> None:
+    def _launch(self, id: str, claimed: ClaimedTask) -> None:
+        name, now = claimed.session_name, self._gateway.loop.now
+        self._launched.add(name)
+        seen = ObservedWork(self._gateway.id, claimed.task.agent, id, now, session=name)
+        self._note(seen)
+        work = SimulatedWork(
+            self._gateway, self._files, self._manners, self._random, seen,
+            partial(self._end_lost, id),
+        )  # fmt: skip
+        self._works[id] = work
+        if work.vanishes:
+            self._gateway.loop.call_after(8_000, partial(self._end_hanging, id))
+        launch_ms = self._random.randint(*self._manners.launch_ms)
+        self._gateway.loop.call_after(launch_ms, partial(self._note_start, claimed, work))
+
+    def _note_start(self, claimed: ClaimedTask, work: SimulatedWork) -> None:
+        """A session runs now, unless its gateway crashed meanwhile."""
+        handle = SessionHandle(claimed.session_name, {})
+        if not work.ended:
+            self._gateway.submit(
+                lambda tx: self._records.note_started(tx, claimed, handle),
+                partial(self._follow_work, work),
+            )
+
+    def _follow_work(self, work: SimulatedWork, value: object, error: GatepostError | None) -> None:
         if error is None:
             work.go_on()
         else:
@@ -340,29 +367,42 @@ class SimulatedSessions:
         work = self._works.pop(id, None)
         if work is not None:
             work.abandon()
-        PatientCall(self._gateway, partial(self._fail, id), lambda value, error: None).submit()
+            self._lose(id, work.seen.session)
 
-    def _fail(self, id: str, tx: Tx) -> None:
-        task = load_task(tx, id)
-        if not task.has_ended and task.state is not TaskState.PENDING:
-            self._gateway.hub.engine.executed.lose_executor(tx, id, "its session was lost")
+    def _lose(self, id: str, name: str) -> None:
+        self._record(lambda tx: self._records.lose_session(tx, id, name, "its session was lost"))
+
+    def _release(self, id: str, name: str) -> None:
+        self._record(lambda tx: self._records.release_claim(tx, id, name))
+
+    def _note_ended(self, id: str, name: str) -> None:
+        ended = SessionExit("exited", 0)
+        self._record(lambda tx: self._records.note_ended(tx, id, name, ended, None, ""))
+
+    def _record(self, operation: Callable[[Tx], None]) -> None:
+        PatientCall(self._gateway, operation, lambda value, error: self._look_for_tasks()).submit()
 
     # -- power cuts
 
     def _lose_some(self) -> None:
+        self._claimed.clear()
         for id, work in list(self._works.items()):
             if not work.started or self._random.random() < self._manners.orphaned:
                 self._works.pop(id).abandon()
 
     def _recover(self) -> None:
-        """Follow the sessions that still run, and end the tasks of all others."""
-        begun = {_format(id) for (id,) in self._gateway.query(_SELECT_BEGUN)}
-        for id in sorted(begun - self._works.keys()):
-            self._end_lost(id)
-        for id in sorted(self._works.keys() - begun):
+        """Follow the sessions that still run, and give up all others."""
+        known = sessions.open_sessions(Tx(self._gateway.connection, self._gateway.loop.now))
+        for session in known:
+            if session.task_id not in self._works:
+                self._give_up(session)
+        for id in sorted(self._works.keys() - {session.task_id for session in known}):
             self._works.pop(id).abandon()  # Restored from a backup that does not know it.
         self._look_for_tasks()
 
-
-def _format(text: str) -> str:
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    def _give_up(self, session: Session) -> None:
+        is_claim = session.state is SessionState.CLAIMED
+        if is_claim and session.name not in self._launched:
+            self._release(session.task_id, session.name)
+        else:
+            self._lose(session.task_id, session.name)
