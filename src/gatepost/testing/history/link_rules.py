@@ -124,7 +124,8 @@ def _check_complete(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
         read = reader.cursors.get((history.source, first.incarnation), 0)
         if first.seq > read or history.id in refused[reader.node]:
             continue
-        if history.source in mesh.seen.lost and _is_last_read(mesh, history, reader.node, read):
+        is_lost = not mesh.seen.lost.isdisjoint((history.source, reader.node))
+        if is_lost and _is_last_read(mesh, history, reader.node, read):
             # If its emitter left it out of a frame, nothing that follows gives it away.
             continue
         if (history.source, history.id) not in reader.inbox:
