@@ -111,12 +111,13 @@ def divide_among_workers(items: list[pytest.Item], workers: int) -> list[pytest.
     """Order the tests so that workers stay evenly loaded, and only one of them starts Spark.
 
     `--dist worksteal` cuts the list into one share of equal length for each worker, and an idle
-    worker steals from the end of a share. So Spark's tests begin the first share and the other
-    long tests begin the others; all shares end with short tests.
+    worker steals from the end of a share. So the files with Spark's tests begin the first share and
+    the other long tests begin the others; all shares end with short tests.
     """
-    spark = [item for item in items if "spark" in getattr(item, "fixturenames", ())]
-    by_spark = set(spark)
-    rest = [item for item in items if item not in by_spark]
+    # Whole files, because their tests share archives and tables, too.
+    files = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    spark = [item for item in items if item.path in files]
+    rest = [item for item in items if item.path not in files]
     long = dict.fromkeys(
         item for start in _LONG_TESTS for item in rest if item.nodeid.startswith(start)
     )

@@ -7,6 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +91,26 @@ def test_one_form_of_uri_names_every_storage(tmp_path: Path) -> None:
     assert ArchiveStore.open(f"file://{tmp_path}").root == str(tmp_path)
 
 
-def test_all_jobs_work_on_buckets(
-    stored: str, bucket: str, world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = ["--archive", stored.replace("s3:", "s3a:"), "--tables", f"{bucket}/tables", "--json"]
-
-    def called(*arguments: str) -> tuple[int, Any]:
-        code = run_command(["pipeline", *arguments, *places])
-        return code, json.loads(capsys.readouterr().out)
-
-    code, shown = called("run")
+@pytest.fixture(scope="module")
+def tables(stored: str, bucket: str, world: World) -> str:
+    """Tables in the bucket, which tests may compact but not change otherwise."""
+    tables = f"{bucket}/tables"
+    code, shown = call_cli("run", archive=stored, tables=tables)
     assert (code, shown["events"], shown["aside"]) == (0, world.truth.events, [])
-    world.assert_same(f"{bucket}/tables")
+    world.assert_same(tables)
+    return tables
+
+
+def call_cli(*arguments: str, archive: str, tables: str) -> tuple[int, Any]:
+    """The exit code of a command of the pipeline, and the document that it prints."""
+    places = ["--archive", archive.replace("s3:", "s3a:"), "--tables", tables, "--json"]
+    with redirect_stdout(StringIO()) as out:
+        code = run_command(["pipeline", *arguments, *places])
+    return code, json.loads(out.getvalue())
+
+
+def test_all_jobs_work_on_buckets(stored: str, tables: str, world: World) -> None:
+    called = partial(call_cli, archive=stored, tables=tables)
     code, shown = called("run")
     assert (code, shown["batches"]) == (0, 0)
     local = audit_archive(LocalTransport(), world.archive, world.tables)
@@ -107,18 +118,15 @@ def test_all_jobs_work_on_buckets(
     assert (code, shown["violations"]) == (1, local.violations)
     assert called("report", "--terminal")[0] == 0
     assert called("compact", "--keep-hours", "0")[0] == 0
-    world.assert_same(f"{bucket}/tables")
+    world.assert_same(tables)
 
 
 def test_queries_and_replays_read_buckets(
     spark: SparkSession,
-    stored: str,
-    bucket: str,
+    tables: str,
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tables = f"{bucket}/asked"
-    Pipeline(LocalTransport(), stored, tables).run()
     # The session may have started before there was a bucket.
     known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     monkeypatch.setattr(spark.sparkContext, "environment", spark.sparkContext.environment | known)
