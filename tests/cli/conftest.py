@@ -14,7 +14,7 @@ import subprocess
 import sys
 import termios
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,27 +186,27 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
 
-@contextmanager
-def gateway(home: Path, **env: str) -> Iterator[Cli]:
-    """A gateway started by `gatepost up`."""
-    cli = Cli(home, **env)
-    log = home.with_name(f"{home.name}.log")
-    with log.open("ab") as written:
-        process = ForkedGateway(["up", "--port", "0"], cli.env, written, run_cli)
-    try:
-        wait_until(lambda: process.poll() is not None or _answers(cli), _PATIENCE)
-        assert process.poll() is None, log.read_text()
-        yield cli
-    finally:
-        process.kill()
-        process.wait(_PATIENCE)
-
-
 def _answers(cli: Cli) -> bool:
     try:
         return bool(cli.call("GET", "/status")["accepting"])
     except OSError:
         return False
+
+
+@contextmanager
+def gateway(home: Path, answers: Callable[[Cli], bool] = _answers, /, **env: str) -> Iterator[Cli]:
+    """A gateway started by `gatepost up`, once it `answers`."""
+    cli = Cli(home, **env)
+    log = home.with_name(f"{home.name}.log")
+    with log.open("ab") as written:
+        process = ForkedGateway(["up", "--port", "0"], cli.env, written, run_cli)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(cli), _PATIENCE)
+        assert process.poll() is None, log.read_text()
+        yield cli
+    finally:
+        process.kill()
+        process.wait(_PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -43,15 +43,9 @@ def _join(cli: Cli, host: Cli) -> str:
     return cli.ok("join", _url(host), "--token", "-", stdin=token.encode())
 
 
-@contextmanager
-def _started(home: Path, **env: str) -> Iterator[Cli]:
+def _started(home: Path, **env: str) -> AbstractContextManager[Cli]:
     """A gateway that may speak TLS, so only the command line itself can tell that it runs."""
-    cli = Cli(home, **env)
-    with cli.running("up", "--port", "0") as process:
-        wait_until(lambda: process.poll() is not None or (home / "endpoint.json").exists(), 20)
-        wait_until(lambda: process.poll() is not None or cli("status").code == 0, 20)
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        yield cli
+    return gateway(home, lambda cli: cli("status").code == 0, **env)
 
 
 def _url(cli: Cli) -> str:
