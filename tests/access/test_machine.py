@@ -321,6 +321,6 @@ class DoorMachine(RuleBasedStateMachine):
 
 
 DoorMachine.TestCase.settings = settings(
-    max_examples=choose(80, 2000), stateful_step_count=50, deadline=None
+    max_examples=choose(40, 2000), stateful_step_count=50, deadline=None
 )
 TestDoor = DoorMachine.TestCase

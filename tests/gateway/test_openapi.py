@@ -46,7 +46,7 @@ def _checks() -> list[Any]:
 
 
 def _answers_as_documented(operation: Any, headers: dict[str, str]) -> None:
-    @settings(max_examples=choose(8, 200), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=choose(5, 200), suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy())
     def ask(case: Any) -> None:
         case.call_and_validate(headers=headers, checks=_checks())

@@ -502,7 +502,7 @@ class MailboxMachine(RuleBasedStateMachine):
 
 
 MailboxMachine.TestCase.settings = settings(
-    max_examples=choose(80, 2000),
+    max_examples=choose(40, 2000),
     stateful_step_count=choose(80, 120),
     deadline=None,
     report_multiple_bugs=False,

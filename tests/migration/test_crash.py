@@ -99,7 +99,7 @@ def test_nothing_is_lost_or_doubled_when_everything_is_killed(
     dump.write_text(json.dumps(document))
     asyncio.run(register(gateway, *RECEIVERS))
 
-    for _ in range(count(3, 10)):
+    for _ in range(count(1, 10)):
         run = Run(dump, folder)
         run.reach(len(ledger_states(folder)) + 50)
         run.stop_behind(gateway)
