@@ -198,7 +198,8 @@ async def _run_task(client: Client, agent: str, ended: list[TaskView]) -> None:
 
 
 async def _spawn_bare() -> None:
-    process = await asyncio.create_subprocess_exec(*_COMMAND)
+    # As the command of a session: Linux shares a busy machine's CPU among process sessions.
+    process = await asyncio.create_subprocess_exec(*_COMMAND, start_new_session=True)
     if await process.wait():
         raise BenchFailed("the command of the bench failed")
 

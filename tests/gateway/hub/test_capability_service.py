@@ -172,15 +172,18 @@ async def test_late_tasks_and_repeated_misses_are_reviewed(
         assert publish(ann, "crawl", "snail", contract={}).status_code == 200
         agent = Agent("snail", state_dir=ann.state_dir)
 
+        arrived = asyncio.Event()
+
         @agent.on_task(eta_secs=0.0)
         async def crawl(task: AgentTask) -> None:
-            await asyncio.sleep(1000)
+            await arrived.wait()
 
         async with agent:
             task = await al.create_task("x", capabilities=["crawl"])
             await async_wait_until(lambda: "eta_breach" in reviews(ann, "crawl"), 60)
             await al.cancel_task(task.id)
             await al.await_task(task.id)
+            arrived.set()
         with client(ann) as http:
             http.delete("/v1/agents/snail").raise_for_status()
         await async_wait_until(lambda: _is_unavailable(al, "crawl"), 30)

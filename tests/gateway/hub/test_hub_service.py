@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from gatepost.hub.sessions import session_name
 from tests.gateway.hub.hub_client import HubClient
 from tests.waiting import wait_until
 
@@ -7,8 +8,10 @@ from tests.waiting import wait_until
 def test_tasks_and_folders_are_forgotten_in_the_end(tmp_path: Path) -> None:
     hub = HubClient(tmp_path / "g", hub__keep_tasks_secs=0.001)
     with hub.gateway:
-        hub.define("brief", "sh", "-c", "echo 1 > $GATEPOST_RESULT_FILE")
-        hub.create("brief")
+        hub.define("brief", "sh", "-c", "until [ -e go ]; do sleep 0.01; done;"
+                   " echo 1 > $GATEPOST_RESULT_FILE")  # fmt: skip
+        id = hub.create("brief")
+        wait_until(lambda: hub.task(id)["status"] == "running", 30)
         folder = hub.state_dir / "sessions"
-        wait_until(lambda: folder.exists() and list(folder.iterdir()), 30)
+        (folder / session_name(id) / "work" / "go").touch()
         wait_until(lambda: hub.get("tasks")["tasks"] == [] and not list(folder.iterdir()), 60)

@@ -12,6 +12,7 @@ from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.hub.arrived_inputs import ArrivedInputs
 from gatepost.gateway.hub.hub_files import PolicyFile, RegistryFolder, follow_folder
 from gatepost.gateway.hub.session_manager import SessionManager
+from gatepost.gateway.hub.task_deadlines import TaskDeadlines
 from gatepost.hub import tasks
 from gatepost.hub.runtimes.docker_runtime import DockerRuntime
 from gatepost.hub.runtimes.process_runtime import ProcessRuntime
@@ -20,7 +21,7 @@ from gatepost.journal import Tx
 
 log = logging.getLogger(__name__)
 
-_SWEEP_SECS = 5.0
+_SWEEP_PAUSE_SECS = 0.2
 _GIVE_SESSION = """
 UPDATE task SET executor = 'session'
 WHERE executor = 'agent' AND state = 'pending' AND ended_at IS NULL AND agent = ?
@@ -44,6 +45,8 @@ class HubService:
             core, self._create_runtimes(), operations.tasks.session_states
         )
         self.watchers.listeners.append(self.sessions.task_changed)
+        self._deadlines = TaskDeadlines(core)
+        self.watchers.listeners.append(self._deadlines.task_changed)
         arrived = ArrivedInputs(core, operations.tasks.large_contents)
         self.watchers.listeners.append(arrived.task_changed)
         core.health.add_check(self._find_problems)
@@ -73,7 +76,7 @@ class HubService:
         async with (
             follow_folder(self.registry_folder.folder, self._agents_changed),
             follow_folder(self.policy_file.path.parent, self.policy_file.load),
-            run_every(_SWEEP_SECS, self._sweep, "the sweep of tasks failed"),
+            run_every(_SWEEP_PAUSE_SECS, self._sweep_when_due, "the sweep of tasks failed"),
             self.sessions.running(),
         ):
             try:
@@ -107,6 +110,10 @@ class HubService:
         # Tasks that came while nobody defined their agent get a session now.
         tx.execute_many(_GIVE_SESSION, [(name,) for name in sorted(names)])
         agents.hub_run = names
+
+    async def _sweep_when_due(self) -> None:
+        await self._deadlines.wait_until_due()
+        await self._sweep()
 
     async def _sweep(self) -> None:
         if self.core.agents.hub_run != set(self.core.registry.agents):
