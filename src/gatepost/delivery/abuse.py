@@ -44,6 +44,7 @@ class AbuseKind(StrEnum):
     SIGNED_TWICE = "signed_twice"
     SECOND_KEY = "second_key"
     FOREIGN_AGENT = "foreign_agent"
+    FOREIGN_CAPABILITY = "foreign_capability"
     ROOM_COST = "room_cost"
     MESH_ROLE = "mesh_role"
 

@@ -80,6 +80,16 @@ class EffectiveRecords:
     def capability_index(self) -> Mapping[str, EligibilityRecord]:
         return self._chosen_in(self._tables.index)
 
+    def rival_capabilities(self, id: str) -> dict[str, CapabilityRecord]:
+        """Owner → its claim, if only the seniority of edge nodes decides between them."""
+        self._refresh_tables()
+        return self._tables.rival_capabilities(id)
+
+    def find_eligibility(self, id: str, capability: CapabilityRecord) -> EligibilityRecord | None:
+        """The agents that offer this capability, whichever claim was chosen for its id."""
+        self._refresh_tables()
+        return self._tables.find_eligibility(id, capability)
+
     @property
     def invites(self) -> Mapping[str, InviteRecord]:
         return self._chosen_in(self._tables.invites)

@@ -180,22 +180,45 @@ class RecordTables:
 
         Epochs order the claims of backbone nodes, and those about the same owner.
         """
-        claims = [
-            (member, claim)
-            for member, claim in self._claims_by_members(records, CapabilityRecord)
-            if self._may_describe(member, claim.owner_agent_id)
-        ]
+        claims = self._capability_claims(records)
         trusted = [claim for member, claim in claims if member.may(Act.DESCRIBE_ANY_AGENT)]
         first = _highest_epoch(trusted or [claim for _, claim in claims[:1]])
         return first and _highest_epoch(
             [claim for _, claim in claims if claim.owner_agent_id == first.owner_agent_id]
         )
 
+    def rival_capabilities(self, id: str) -> dict[str, CapabilityRecord]:
+        """Owner → its claim, if only the seniority of edge nodes decides between them."""
+        records = self.catalog.records.get(id, {})
+        if len(records) < 2:
+            return {}
+        claims = self._capability_claims(list(records.values()))
+        if any(member.may(Act.DESCRIBE_ANY_AGENT) for member, _ in claims):
+            return {}
+        found: dict[str, CapabilityRecord] = {}
+        for _, claim in sorted(claims, key=lambda pair: pair[1].epoch):
+            found[claim.owner_agent_id] = claim
+        return found
+
+    def _capability_claims(
+        self, records: list[SignedRecord]
+    ) -> list[tuple[RoomMember, CapabilityRecord]]:
+        return [
+            (member, claim)
+            for member, claim in self._claims_by_members(records, CapabilityRecord)
+            if self._may_describe(member, claim.owner_agent_id)
+        ]
+
     def _choose_eligibility(self, id: str, records: list[SignedRecord]) -> EligibilityRecord | None:
         """Choose the index entry; a withdrawn or disabled capability has none."""
         capability = self.catalog.chosen.get(id)
-        if capability is None or capability.status == "disabled":
+        return None if capability is None else self.find_eligibility(id, capability)
+
+    def find_eligibility(self, id: str, capability: CapabilityRecord) -> EligibilityRecord | None:
+        """The agents that offer a capability, as the gateway of its owner says."""
+        if capability.status == "disabled":
             return None
+        records = list(self.index.records.get(id, {}).values())
         return _highest_epoch(
             [
                 claim

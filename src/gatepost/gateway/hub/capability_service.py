@@ -1,6 +1,7 @@
 """Capabilities of the room: publishes those of this gateway, and distributes their skills."""
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -24,8 +25,10 @@ from gatepost.capabilities.publication import (
     remove_publication,
 )
 from gatepost.capability_wire import CapabilityHealth, CapabilityView, InstallView
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.errors import GatepostError, UnknownCapability
 from gatepost.events import fingerprint_content, parse_event_id
+from gatepost.gateway.hub.capability_owners import CapabilityOwners
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.hub.policy import Operator
 from gatepost.hub.skill_distribution import describe_distribution
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 
 CapabilityRecords = tuple[CapabilityRecord, EligibilityRecord | None]
 
+_MAX_REPORTED = 10_000
 _MAPS = ("capabilities.catalog", "capabilities.index")
 _COUNT_TASKS = """
 SELECT state, count(*) FROM task
@@ -56,6 +60,8 @@ class CapabilityService:
         self._core = publisher.replica.core
         self._node_id = self._core.node.id
         self._own: dict[str, PublishedCapability] = {}
+        self._owners = CapabilityOwners(self._core)
+        self._reported: set[tuple[str, str]] = set()
         self._replica.watch_changes(self._note_change)
 
     # -- the room
@@ -66,6 +72,7 @@ class CapabilityService:
 
     async def load_own(self) -> None:
         """Read the capabilities that this gateway publishes, and let routing know of all."""
+        await self._owners.load_owners()
         self._own = {
             each.document.capability_id: each for each in await self._core.read(list_publications)
         }
@@ -77,6 +84,7 @@ class CapabilityService:
         self._core.tasks.parts.router.capabilities = {
             id: _routing_entry(id, *records) for id, records in ids.items()
         }
+        self._report_rivals(ids)
 
     def _records_by_id(self) -> dict[str, CapabilityRecords]:
         """Catalog and index of the room; of this gateway alone while it is in no room."""
@@ -85,8 +93,31 @@ class CapabilityService:
                 id: (catalog_record(own, 1), index_record(own, 1)) for id, own in self._own.items()
             }
         view = self._replica.room.effective
-        index = view.capability_index
-        return {id: (record, index.get(id)) for id, record in view.capability_catalog.items()}
+        index, found = view.capability_index, dict[str, CapabilityRecords]()
+        for id, chosen in view.capability_catalog.items():
+            record = self._owners.choose_claim(id, chosen, view.rival_capabilities(id))
+            if record is chosen:
+                found[id] = (record, index.get(id))
+            else:
+                found[id] = (record, view.find_eligibility(id, record))
+        self._owners.forget_others(found)
+        return found
+
+    def _report_rivals(self, ids: Mapping[str, CapabilityRecords]) -> None:
+        """Name the nodes whose claims the room chose, although another was here first."""
+        if self._replica.room is None:
+            return
+        view = self._replica.room.effective
+        catalog, agents = view.capability_catalog, view.agents
+        for id, (record, _) in ids.items():
+            rival = catalog[id].owner_agent_id
+            is_new = rival != record.owner_agent_id and (id, rival) not in self._reported
+            if is_new and len(self._reported) < _MAX_REPORTED:
+                self._reported.add((id, rival))
+                owned = agents.get(rival)
+                node = rival if owned is None or owned.gateway is None else owned.gateway
+                detail = f"it publishes {id}, which {record.owner_agent_id} published before it"
+                self._core.abuse.report_abuse(node, AbuseKind.FOREIGN_CAPABILITY, detail)
 
     # -- publishing
 
@@ -139,8 +170,8 @@ class CapabilityService:
         )
 
     def _next_epoch(self, id: str) -> int:
-        known = self._replica.current_room.effective.capability_catalog.get(id)
-        return 1 if known is None else min(known.epoch + 1, MAX_EPOCH)
+        known = self._records_by_id().get(id)
+        return 1 if known is None else min(known[0].epoch + 1, MAX_EPOCH)
 
     # -- distribution
 

@@ -803,6 +803,12 @@ CREATE TABLE capability (
     published_at   INTEGER NOT NULL
 ) WITHOUT ROWID;
 
+-- The owners of the room's capabilities that this gateway keeps to: the first that it saw.
+CREATE TABLE capability_owner (
+    capability  TEXT PRIMARY KEY,
+    owner_agent TEXT NOT NULL
+) WITHOUT ROWID;
+
 -- The task by which each agent was last asked to install a delegation skill.
 CREATE TABLE capability_install (
     capability TEXT NOT NULL,
