@@ -96,6 +96,8 @@ class SessionManager:
             yield
         finally:
             loop.cancel()
+            # The next process claims anew: no session takes the place of one that goes on.
+            self._claimed.clear()
             for work in [*self._followed.values(), *self._stopping]:
                 work.cancel()
             await asyncio.gather(
@@ -229,7 +231,6 @@ class SessionManager:
         self.states[id] = SessionState.RECYCLING
         result = await self.contents.read_result(name, id) if ended.is_success else None
         detail = self._describe_end(runtime, name, ended)
-
         noted = self._core.begin_commit(
             lambda tx: self._records.note_ended(tx, id, name, ended, result, detail)
         )
