@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gatepost.pipeline.archive_reader import ArchiveReader
-from gatepost.pipeline.jobs.shares import pack_shares
+from gatepost.pipeline.jobs.shares import even_share_rows, pack_shares
 from gatepost.pipeline.read_plan import SegmentFile
 from gatepost.pipeline.transport import RESULT_PART, PartBlock, Transport
 
@@ -22,11 +22,8 @@ def check_files(
             if (reason := archive.find_fault(segment)) is not None:
                 yield RESULT_PART, f"{segment.path}\n{reason}".encode()
 
-    for found in transport.run(pack_shares(segments, _share_rows(segments, transport)), check):
+    rows = sum(each.rows for each in segments)
+    share_rows = even_share_rows(rows, _CHECKED_ROWS, transport.slots)
+    for found in transport.run(pack_shares(segments, share_rows), check):
         path, _, reason = found.decode().partition("\n")
         yield path, reason
-
-
-def _share_rows(segments: Sequence[SegmentFile], transport: Transport) -> int:
-    rows = sum(each.rows for each in segments)
-    return max(1, min(_CHECKED_ROWS, -(-rows // transport.slots)))

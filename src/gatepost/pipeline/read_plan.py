@@ -399,10 +399,12 @@ def _missing_events_error(key: LaneKey, first: int, last: int) -> PipelineError:
 
 
 def pack_slices(slices: Iterable[Slice], parallelism: int, most_rows: int) -> list[list[Slice]]:
-    """Shares of about equal size, at least one per core if there are enough rows."""
+    """Shares of about equal size, as many for each core if there are enough rows."""
     slices = list(slices)
     total = sum(piece.rows for piece in slices)
-    share = max(ROW_GROUP // 4, min(most_rows, -(-total // max(1, parallelism))))
+    cores = max(1, parallelism)
+    rounds = max(1, -(-total // (most_rows * cores)))
+    share = max(ROW_GROUP // 4, -(-total // (rounds * cores)))
     pieces = [part for piece in slices for part in _split_slice(piece, share)]
     bins: list[tuple[int, int, list[Slice]]] = [
         (0, index, []) for index in range(min(len(pieces), -(-total // share)))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from gatepost.pipeline.delta_tables import StoredFile
-from gatepost.pipeline.jobs.shares import pack_shares
+from gatepost.pipeline.jobs.shares import even_share_rows, pack_shares
 from gatepost.pipeline.kernels import cases, slo, tasks
 from gatepost.pipeline.kernels.blocks import decode_block, encode_block
 from gatepost.pipeline.kernels.columns import Numbers
@@ -88,7 +88,8 @@ def plan_shares(transport: Transport, deliveries: Sequence[StoredFile]) -> list[
 
 
 def _share_rows(transport: Transport, deliveries: Sequence[StoredFile]) -> int:
-    return min(_SHARE_ROWS, sum(file.rows for file in deliveries) // transport.slots)
+    rows = sum(file.rows for file in deliveries)
+    return even_share_rows(rows, _SHARE_ROWS, transport.slots)
 
 
 def _cut_pieces(deliveries: Sequence[StoredFile]) -> Iterator[HourPiece]:

@@ -23,3 +23,9 @@ def pack_shares(items: Iterable[Item], rows: int) -> list[list[Item]]:
         shares[-1].append(item)
         left -= item.rows
     return shares
+
+
+def even_share_rows(total: int, most: int, slots: int) -> int:
+    """The rows of a share, at most about `most`, so that all slots get as many shares."""
+    rounds = max(1, -(-total // (most * slots)))
+    return max(1, -(-total // (rounds * slots)))
