@@ -112,7 +112,7 @@ def test_a_container_runs_and_nothing_is_left_of_it(tmp_path: Path, engine: str)
         assert (containers.root / "one" / "work" / "result.json").read_text() == "5\n"
         assert list((containers.root / "one" / "secrets").iterdir()) == []
         assert containers.names() == []
-        assert containers.states == list(SessionState)[:4]
+        assert containers.states == list(SessionState)[1:5]
 
     run(body, tmp_path, engine)
 

@@ -87,7 +87,7 @@ def test_a_session_runs_and_its_end_and_its_log_are_known(tmp_path: Path) -> Non
         ended = await sessions.runtime.wait(handle)
         assert (ended.reason, ended.code, ended.is_success) == ("exited", 3, False)
         assert sessions.log(handle) == "hello\noops\n"
-        assert sessions.states == list(SessionState)[:4]
+        assert sessions.states == list(SessionState)[1:5]
 
     run(body, tmp_path)
 
@@ -130,6 +130,21 @@ def test_a_command_that_cannot_be_executed_leaves_nothing(
         assert sessions.states[-1] is SessionState.STARTING
 
     run(body, tmp_path)
+
+
+def test_a_link_in_place_of_the_secrets_costs_nobody_a_file(tmp_path: Path) -> None:
+    kept = tmp_path / "kept" / "folder"
+    kept.mkdir(parents=True)
+    (tmp_path / "kept" / "file").touch()
+
+    async def body(sessions: Sessions) -> None:
+        script = f"rm -r ../secrets && ln -s {tmp_path}/kept ../secrets"
+        handle = await sessions.launch("sh", "-c", script)
+        assert (await sessions.runtime.wait(handle)).is_success
+        assert (sessions.root / handle.name / "secrets").is_symlink()
+
+    run(body, tmp_path)
+    assert kept.is_dir() and (tmp_path / "kept" / "file").exists()
 
 
 def test_stop_lets_a_session_end_in_its_own_way(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def remove_secrets(folder: Path) -> None:
     """Remove the secrets of a session that has ended, and leave their folder."""
     secrets = f"{folder}/{SECRETS_FOLDER}"
     try:
-        names = os.listdir(secrets)  # noqa: PTH208
+        # The session may have put a link to another folder there.
+        names = [] if os.path.islink(secrets) else os.listdir(secrets)  # noqa: PTH114, PTH208
     except OSError:
         return
     for name in names:

@@ -272,7 +272,8 @@ def _own_start_time(pid: int) -> int:
 def _remove_files(folder: str) -> None:
     """Remove the files of a folder. The folder stays: some file systems take long to remove one."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208
+        # The session may have put a link to another folder there.
+        names = [] if os.path.islink(folder) else os.listdir(folder)  # noqa: PTH114, PTH208
     except OSError:
         return
     for name in names:
