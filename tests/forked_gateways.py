@@ -4,6 +4,7 @@ Each is a process of its own as usual: it can be killed and frozen, and it has a
 `tests/gateway/test_main.py` and `tests/cli/test_gateway.py` start gateways as users do.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,15 @@ from gatepost.errors import GatepostError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["gatepost.gateway.__main__", "gatepost.cli.runner", "tests.forked_gateways"]
+    [
+        *("gatepost.gateway.__main__", "gatepost.cli.runner"),
+        # A gateway imports these when it starts.
+        *("cedarpy", "litestar._kwargs", "litestar.middleware._internal.exceptions"),
+        *("litestar.middleware.response_cache", "litestar.plugins.attrs"),
+        *("litestar.plugins.opentelemetry._utils", "litestar.plugins.pydantic.utils"),
+        *("uvicorn.lifespan.off", "uvicorn.protocols.http.auto"),
+        *("uvicorn.protocols.websockets.auto", "tests.forked_gateways"),
+    ]
 )
 
 
@@ -99,4 +108,6 @@ def _run_program(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
+    # Everything imported stays: no use to look for garbage in it again and again.
+    gc.freeze()
     program(arguments)
