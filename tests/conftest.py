@@ -3,6 +3,7 @@
 `scripts/test` runs everything at reduced counts, `scripts/test --full` at the full ones.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -92,6 +93,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1:
         items[:] = divide_among_workers(items, workers)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported and collected out of every search for garbage from here on."""
+    gc.collect()
+    gc.freeze()
 
 
 # Tests that take long without the shared Spark session, the longest first.
