@@ -1,7 +1,7 @@
 """Capabilities of the room: publishes those of this gateway, and distributes their skills."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -37,7 +37,13 @@ from gatepost.hub.task_routing import CapabilityEntry
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import RoomChange, RoomRecord, claim_key
-from gatepost.room.records import MAX_EPOCH, CapabilityRecord, EligibilityRecord, SkillRef
+from gatepost.room.records import (
+    MAX_EPOCH,
+    CapabilityRecord,
+    EligibilityRecord,
+    SkillRef,
+    key_subject,
+)
 from gatepost.task_wire import NewTask
 
 log = logging.getLogger(__name__)
@@ -67,8 +73,14 @@ class CapabilityService:
     # -- the room
 
     def _note_change(self, change: RoomChange | None) -> None:
-        if change is None or any(signed.map in _MAPS for signed in change.changed):
+        """Look at the changed capabilities only: a member may have published very many."""
+        if change is None:
             self.refresh()
+        elif ids := {key_subject(each.key) for each in change.changed if each.map in _MAPS}:
+            router, found = self._core.tasks.parts.router, self._records_by_id(ids)
+            kept = {id: entry for id, entry in router.capabilities.items() if id not in ids}
+            router.capabilities = kept | _routing_entries(found)
+            self._report_rivals(found)
 
     async def load_own(self) -> None:
         """Read the capabilities that this gateway publishes, and let routing know of all."""
@@ -80,27 +92,30 @@ class CapabilityService:
 
     def refresh(self) -> None:
         """Let routing know the capabilities of the room as they are now."""
-        ids = self._records_by_id()
-        self._core.tasks.parts.router.capabilities = {
-            id: _routing_entry(id, *records) for id, records in ids.items()
-        }
-        self._report_rivals(ids)
+        found = self._records_by_id()
+        self._core.tasks.parts.router.capabilities = _routing_entries(found)
+        self._report_rivals(found)
 
-    def _records_by_id(self) -> dict[str, CapabilityRecords]:
-        """Catalog and index of the room; of this gateway alone while it is in no room."""
+    def _records_by_id(self, ids: Iterable[str] | None = None) -> dict[str, CapabilityRecords]:
+        """Catalog and index of the room; of this gateway alone while it is in no room.
+
+        With `ids`, only of these capabilities.
+        """
         if self._replica.room is None:
             return {
                 id: (catalog_record(own, 1), index_record(own, 1)) for id, own in self._own.items()
             }
         view = self._replica.room.effective
-        index, found = view.capability_index, dict[str, CapabilityRecords]()
-        for id, chosen in view.capability_catalog.items():
+        catalog, index = view.capability_catalog, view.capability_index
+        found: dict[str, CapabilityRecords] = {}
+        for id in catalog if ids is None else catalog.keys() & ids:
+            chosen = catalog[id]
             record = self._owners.choose_claim(id, chosen, view.rival_capabilities(id))
             if record is chosen:
                 found[id] = (record, index.get(id))
             else:
                 found[id] = (record, view.find_eligibility(id, record))
-        self._owners.forget_others(found)
+        self._owners.forget_others(catalog)
         return found
 
     def _report_rivals(self, ids: Mapping[str, CapabilityRecords]) -> None:
@@ -170,7 +185,7 @@ class CapabilityService:
         )
 
     def _next_epoch(self, id: str) -> int:
-        known = self._records_by_id().get(id)
+        known = self._records_by_id([id]).get(id)
         return 1 if known is None else min(known[0].epoch + 1, MAX_EPOCH)
 
     # -- distribution
@@ -180,6 +195,8 @@ class CapabilityService:
 
         A gateway that joined a room since then publishes its capabilities there first.
         """
+        # Agents may have moved, or nodes been revoked.
+        self.refresh()
         known = self._records_by_id()
         for published in await self._core.read(list_publications):
             if published.document.capability_id not in known:
@@ -227,7 +244,7 @@ class CapabilityService:
         return [self.show(id) for id in sorted(self._records_by_id())]
 
     def show(self, id: str) -> CapabilityView:
-        found = self._records_by_id().get(id)
+        found = self._records_by_id([id]).get(id)
         if found is None:
             raise UnknownCapability(f"no gateway publishes a capability {id!r}")
         record, index = found
@@ -258,6 +275,10 @@ class CapabilityService:
         counts, installs, reviews = await self._core.read(read)
         views = [InstallView(*msgspec.structs.astuple(each)) for each in installs]
         return CapabilityHealth(shown, counts, views, reviews)
+
+
+def _routing_entries(found: Mapping[str, CapabilityRecords]) -> dict[str, CapabilityEntry]:
+    return {id: _routing_entry(id, *records) for id, records in found.items()}
 
 
 def _routing_entry(
