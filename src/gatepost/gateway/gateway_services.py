@@ -34,7 +34,8 @@ from gatepost.gateway.peers.room_facts import collect_room_facts
 _COMPACT_SECS = 60.0
 _SWEEP_DROP_SECS = 600.0
 _SHARE_SECS = 1.0
-_DISTRIBUTE_SECS = 30.0
+# New agents that come together are asked together.
+_DISTRIBUTE_SECS = 0.5
 _SAVE_ACTIVITY_SECS = 60.0
 
 
@@ -99,7 +100,7 @@ class GatewayServices:
     ) -> AsyncIterator[None]:
         """Run until exit. Peers reach this gateway at `url`, local clients at `local_url`."""
         core, alerts, run_every = self._core, self._alerts, self._core.background.run_every
-        distribute, share = self.capabilities.distribute, self._feedback.share_when_due
+        distribute, share = self.capabilities.distribute_when_due, self._feedback.share_when_due
         async with (
             _local_transports(self._operations),
             run_every(_COMPACT_SECS, lambda: compact_journal(core), "compaction failed"),

@@ -28,6 +28,7 @@ from gatepost.capability_wire import CapabilityHealth, CapabilityView, InstallVi
 from gatepost.delivery.abuse import AbuseKind
 from gatepost.errors import GatepostError, UnknownCapability
 from gatepost.events import fingerprint_content, parse_event_id
+from gatepost.gateway.change_counter import ChangeCounter
 from gatepost.gateway.hub.capability_owners import CapabilityOwners
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.hub.policy import Operator
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 CapabilityRecords = tuple[CapabilityRecord, EligibilityRecord | None]
 
 _MAX_REPORTED = 10_000
+_MAX_KNOWN = 100_000
+_DISTRIBUTE_SECS = 30.0
 _MAPS = ("capabilities.catalog", "capabilities.index")
 _COUNT_TASKS = """
 SELECT state, count(*) FROM task
@@ -68,6 +71,9 @@ class CapabilityService:
         self._own: dict[str, PublishedCapability] = {}
         self._owners = CapabilityOwners(self._core)
         self._reported: set[tuple[str, str]] = set()
+        self._known_agents: set[str] = set()
+        self._new_agents = ChangeCounter()
+        self._distributed = 0
         self._replica.watch_changes(self._note_change)
 
     # -- the room
@@ -76,7 +82,16 @@ class CapabilityService:
         """Look at the changed capabilities only: a member may have published very many."""
         if change is None:
             self.refresh()
-        elif ids := {key_subject(each.key) for each in change.changed if each.map in _MAPS}:
+            self._new_agents.note_change()
+            return
+        agents = {key_subject(each.key) for each in change.changed if each.map == "agents"}
+        if not agents <= self._known_agents:
+            # Agents that come and go must not fill the memory: then all are new once more.
+            if len(self._known_agents) >= _MAX_KNOWN:
+                self._known_agents.clear()
+            self._known_agents |= agents
+            self._new_agents.note_change()
+        if ids := {key_subject(each.key) for each in change.changed if each.map in _MAPS}:
             router, found = self._core.tasks.parts.router, self._records_by_id(ids)
             kept = {id: entry for id, entry in router.capabilities.items() if id not in ids}
             router.capabilities = kept | _routing_entries(found)
@@ -189,6 +204,13 @@ class CapabilityService:
         return 1 if known is None else min(known[0].epoch + 1, MAX_EPOCH)
 
     # -- distribution
+
+    async def distribute_when_due(self) -> None:
+        """Distribute soon after an agent became known, and now and then."""
+        await self._new_agents.wait_for_change(self._distributed, _DISTRIBUTE_SECS)
+        self._distributed = self._new_agents.count
+        await self._replica.wait_until_routed()
+        await self.distribute()
 
     async def distribute(self) -> None:
         """Ask every active agent that lacks a delegation skill to install it.
