@@ -7,6 +7,7 @@ import pytest
 from gatepost.pipeline.synth import SynthOptions
 from tests.conftest import choose
 from tests.pipeline.cluster import standalone_cluster
+from tests.pipeline.spark_settings import QUICK_JVM
 from tests.pipeline.worlds import PLANTED, World
 
 
@@ -21,6 +22,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def master() -> Iterator[str]:
     """A cluster of two workers, or in a reduced run of one that has as many cores."""
     workers = choose(1, 2)
-    quick = "-XX:TieredStopAtLevel=1"
+    quick = f"-XX:TieredStopAtLevel=1 {QUICK_JVM}"
     with standalone_cluster(workers, cores=2 // workers, memory="600m", java_options=quick) as url:
         yield url

@@ -12,7 +12,7 @@ from gatepost.pipeline.archive_source import read_stream
 from gatepost.pipeline.delta_tables import BatchTransaction, write_table
 from gatepost.pipeline.session import is_local, spark_session
 from tests.pipeline.commit_gate import CommitGate
-from tests.pipeline.spark_settings import QUICK_SPARK
+from tests.pipeline.spark_settings import QUICK_JVM, QUICK_SPARK
 
 COLUMNS = ["node", "seq", "kind", "event_id", "date"]
 
@@ -20,7 +20,7 @@ _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUICK_JVM}",
 }
 
 
