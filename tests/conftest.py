@@ -101,6 +101,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Give it all back: some libraries complain at the end of what nobody has cleared away."""
+    gc.unfreeze()
+
+
 # Tests that take long without the shared Spark session, the longest first.
 _LONG_TESTS = (
     *(
