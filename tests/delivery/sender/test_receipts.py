@@ -1,6 +1,7 @@
 """Receipts count only from the right node; a late one amends the dead letter."""
 
-from gatepost.delivery.decisions import PairMoved, ReceiptArrived
+from gatepost.delivery import restore
+from gatepost.delivery.decisions import HoldReported, PairMoved, ReceiptArrived
 from gatepost.delivery.outgoing import SenderPair
 from gatepost.events import Receipt
 from tests.delivery.mesh import Gate, Mesh
@@ -47,6 +48,16 @@ def test_a_late_receipt_amends_a_dead_letter(mesh: Mesh, a: Gate, b: Gate) -> No
     a.do(lambda tx: a.coordinator.apply_decisions(tx, [late]))
     assert a.state(sent) == "dead_letter"
     assert a.rows("SELECT verdict FROM undelivered") == [("accepted",)]
+
+
+def test_a_journal_that_was_restored_empty_has_forgotten_what_others_hold(a: Gate, b: Gate) -> None:
+    """Its former incarnation has left no trace in it."""
+    unknown = HoldReported("b", b.node.event_ids.next_id(), "blob")
+    a.do(lambda tx: a.coordinator.apply_decisions(tx, [unknown]))
+    assert signals(a, "b") == [], "a journal that was never restored has not forgotten it"
+    a.do(lambda tx: restore.begin_incarnation(tx, "a-2", 1))
+    a.do(lambda tx: a.coordinator.apply_decisions(tx, [unknown]))
+    assert signals(a, "b") == ["forgotten"]
 
 
 def test_later_messages_of_a_pair_do_not_wait_for_a_reply_that_is_under_way(

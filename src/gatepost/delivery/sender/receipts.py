@@ -23,7 +23,6 @@ from gatepost.delivery.delivery_states import (
     DeliveryInput,
     update_delivery,
 )
-from gatepost.delivery.incarnations import load_incarnations
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.outgoing import SenderPair
 from gatepost.delivery.retry_policy import RetryPolicy
@@ -41,6 +40,8 @@ from gatepost.journal.transaction import Row, Tx
 from gatepost.routing import Route
 
 _SELECT_KNOWN = "SELECT 1 FROM delivery WHERE event_id = ?"
+# An incarnation without events leaves no trace, so that counting them would not do.
+_SELECT_RESTORED = "SELECT 1 FROM fact WHERE name = 'restored_at'"
 _FROM_ITS_NODE = "event_id = ? AND node = ?"
 _ACCEPT = update_delivery(
     DeliveryInput.ACCEPT,
@@ -143,7 +144,7 @@ class ReceiptHandler:
     def _is_forgotten(self, tx: Tx, event_id: bytes) -> bool:
         """Whether this journal was restored, and may have sent the event before it was lost."""
         is_known = tx.fetch_one(_SELECT_KNOWN, (event_id,)) is not None
-        return not is_known and len(load_incarnations(tx)) > 1
+        return not is_known and tx.fetch_one(_SELECT_RESTORED) is not None
 
     def apply_reply(self, tx: Tx, arrived: ReplyArrived) -> Decisions:
         """End the delivery a reply answers; if it has ended otherwise, keep the reply beside it."""
