@@ -1,7 +1,14 @@
 """After a journal was lost: deliveries to a restored owner, and those of a restored sender."""
 
-from gatepost.delivery.decisions import GiveUpDelivery, JournalLost, ReaderRestored, ReaderResumed
+from gatepost.delivery.decisions import (
+    GiveUpDelivery,
+    JournalLost,
+    ReaderRestored,
+    ReaderResumed,
+    RerouteDelivery,
+)
 from gatepost.events import EventKind, Signal, decode_payload
+from gatepost.routing import Route
 from tests.delivery.mesh import Gate
 from tests.delivery.sender.tools import signals
 
@@ -18,6 +25,18 @@ def test_only_what_a_restored_owner_may_have_heard_of_is_given_up(a: Gate, b: Ga
     assert decisions == [given_up, ReaderResumed("b", "b-2"), JournalLost("b")]
     a.do(lambda tx: a.coordinator.apply_decisions(tx, decisions))
     assert (a.state(first), a.state(second)) == ("dead_letter", "emitted")
+
+
+def test_an_event_that_came_again_after_the_backup_is_given_up(a: Gate, b: Gate) -> None:
+    """The backup knows that it was refused, and not what became of it when it came again."""
+    sent = a.send(b).event_id
+    (first,) = a.rows("SELECT seq FROM outbox WHERE to_node = 'b'")[0]
+    found = a.do(lambda tx: a.core.sender.deliveries.find(tx, sent))
+    again = RerouteDelivery(found, Route("b", "retry", False))
+    a.do(lambda tx: a.coordinator.apply_decisions(tx, [again]))
+    a.do(lambda tx: tx.execute("UPDATE recipient SET sent_seq = last_seq, incarnation = 'b-1'"))
+    a.do(lambda tx: a.coordinator.greet_reader(tx, "b", "b-2", first, restored=True))
+    assert a.state(sent) == "dead_letter"
 
 
 def test_a_restored_owner_is_told_which_numbers_never_come_again(a: Gate, b: Gate) -> None:
@@ -53,3 +72,15 @@ def test_a_restored_sender_asks_about_each_open_delivery_once(a: Gate, b: Gate) 
     assert counts == [2, 1, 0]
     assert {a.state(id) for id in ids} == {"incident"}
     assert signals(a, "b") == ["status_request"] * 3
+
+
+def test_a_restored_gateway_does_not_try_again_what_it_may_have_done_itself(
+    a: Gate, b: Gate
+) -> None:
+    """Its agent was not registered yet when the backup was made."""
+    sent = a.send(b).event_id
+    a.do(lambda tx: tx.execute("UPDATE delivery SET node = 'a', state = 'retry_pending'"))
+    _, decisions = a.do(lambda tx: a.core.sender.recovery.doubt_open(tx, 2))
+    a.do(lambda tx: a.coordinator.apply_decisions(tx, decisions))
+    assert a.state(sent) == "dead_letter"
+    assert a.rows("SELECT reason FROM undelivered") == [("owner_restored",)]

@@ -19,7 +19,6 @@ from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
     IS_PARKED,
     OpenDelivery,
-    first_seq_to,
 )
 from gatepost.events import Signal
 from gatepost.journal.transaction import Tx
@@ -33,8 +32,12 @@ _MOST_QUESTIONS = 4
 _DOUBT = update_delivery(DeliveryInput.DOUBT, "next_at = ?, offer = 0, pair_seq = 0")
 _SELECT_UNDOUBTED = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery
-WHERE processed_at IS NULL AND node <> ? AND (pair_seq > 0 OR state <> '{DeliveryState.INCIDENT}')
+WHERE processed_at IS NULL AND node IS NOT NULL
+AND (pair_seq > 0 OR state <> '{DeliveryState.INCIDENT}')
 LIMIT ?
+"""
+_SELECT_SENT_WITHIN = """
+SELECT 1 FROM outbox WHERE event_id = ? AND to_node = ? AND seq > ? AND seq <= ? LIMIT 1
 """
 _SELECT_READER = "SELECT incarnation, sent_seq FROM recipient WHERE node_id = ?"
 _SAVE_READER = """
@@ -108,8 +111,9 @@ class DeliveryRecovery:
     def _give_up_sent(self, tx: Tx, node: str, after: int, sent: int) -> Decisions:
         """The lost journal of `node` may have heard of these, and nobody knows what it did."""
         records = (OpenDelivery(*row) for row in tx.fetch_all(_SELECT_OPEN_AT, (node,)))
-        seqs = ((each, first_seq_to(tx, each.event_id, node)) for each in records)
-        lost = [each for each, seq in seqs if seq is not None and after < seq <= sent]
+        # One that was refused before may have been accepted when it came again.
+        heard = ((each, (each.event_id, node, after, sent)) for each in records)
+        lost = [each for each, span in heard if tx.fetch_one(_SELECT_SENT_WITHIN, span)]
         reason = f"{node} has another journal than it had"
         return [GiveUpDelivery(each, "owner_restored", reason) for each in lost]
 
@@ -131,8 +135,13 @@ class DeliveryRecovery:
         Returns how many; repeat it until that is 0.
         """
         decisions: list[Decision] = []
-        rows = tx.fetch_all(_SELECT_UNDOUBTED, (self._node.id, limit))
+        rows = tx.fetch_all(_SELECT_UNDOUBTED, (limit,))
         for found in (OpenDelivery(*row) for row in rows):
+            if found.node == self._node.id:
+                # It was to be tried again here, and perhaps that was done since the backup.
+                why = "this gateway was restored from a backup, and cannot say what it did"
+                decisions.append(GiveUpDelivery(found, "owner_restored", why))
+                continue
             tx.execute(_DOUBT, (tx.now + self._policy.sla, found.event_id))
             if found.offer:
                 withdraw = Signal(signal="withdraw", pair_seq=found.pair_seq)
