@@ -7,11 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.delivery.forwarding import ReturnDelays
+from gatepost.delivery.frames import EventsFrame
 from gatepost.delivery.outbox_writer import OutboxWriter
+from gatepost.delivery.receiver.intake import Intake, confirm_offer
 from gatepost.delivery.send_request import fingerprint_send
-from gatepost.events import Signal, decode_payload
+from gatepost.events import Signal, decode_payload, parse_event_id
+from gatepost.journal import Tx
 from gatepost.mailbox import NewMail
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.wire import LeasedMessage, NewSend
+from tests.delivery.mesh import Mesh
+from tests.delivery.sender.tools import online
 from tests.delivery.world import Box, World
 
 
@@ -599,3 +605,35 @@ def test_delayed_mail_follows_its_agent_and_is_still_delayed(
     c.ack(*taken)
     world.flow()
     assert a.status(sent).state == "processed"
+
+
+def test_an_offer_that_is_confirmed_behind_forwarded_mail_goes_the_same_way_at_once() -> None:
+    """Its agent may still be connected here, and must not do it before the earlier mail."""
+    mesh = Mesh("a", "b", "c")
+    a, b = mesh["a"], mesh["b"]
+    online(mesh, "a", "b", "c", fallback=True)
+    wire = mesh.link("a", "b")
+    # No acceptance reaches a, so it confirms nothing.
+    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, EventsFrame) else frame
+    first, second = a.send_many(b, 2)
+    mesh.flow()
+    assert b.rows("SELECT state FROM inbox") == [("offered",), ("offered",)]
+
+    def confirm(id: str) -> int:
+        """How much mail waits for agent B when it is confirmed."""
+
+        def operation(tx: Tx) -> int:
+            intake = Intake(b.core.receiver._parts, tx, "a", a.node.incarnation, tx.now)
+            confirm_offer(intake, parse_event_id(id))
+            b.coordinator.apply_decisions(tx, intake.finish())
+            return int(tx.fetch_all("SELECT waiting FROM mailbox WHERE name = 'B'")[0][0])
+
+        waiting: int = b.do(operation)
+        return waiting
+
+    assert confirm(first) == 1
+    gateways = {id: GatewayEntry(gate.key.public) for id, gate in mesh.gates.items()}
+    b.see(RoutingDirectory(gateways, {"A": AgentHome("a"), "B": AgentHome("c")}))
+    assert b.rows("SELECT count(*) FROM forwarded") == [(1,)]
+    assert confirm(second) == 0
+    assert b.rows("SELECT count(*) FROM forwarded") == [(2,)]

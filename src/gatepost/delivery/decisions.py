@@ -160,6 +160,15 @@ class ForwardEnded(NamedTuple):
     original: bytes
 
 
+class MailOvertaken(NamedTuple):
+    """A confirmed offer came into a mailbox after earlier mail of its pair was forwarded.
+
+    It must go the same way at once, or it would overtake that mail here.
+    """
+
+    mailbox: str
+
+
 # -- towards the rest of the gateway
 
 
@@ -214,6 +223,7 @@ Decision = (
     | TurnEnded
     | ForwardMail
     | ForwardEnded
+    | MailOvertaken
     | TransferSignal
     | TaskRequested
     | TaskReported

@@ -23,6 +23,7 @@ from gatepost.delivery.decisions import (
     DeliveryEnded,
     ForwardEnded,
     ForwardMail,
+    MailOvertaken,
     TurnEnded,
 )
 from gatepost.delivery.incidents import IncidentLog
@@ -140,6 +141,13 @@ class MailForwarder:
     def rolled_back(self) -> None:
         self._unchecked = set(self._elsewhere)
         self._has_open = None
+
+    def follow_forwarded(self, tx: Tx, overtaken: MailOvertaken) -> Decisions:
+        """Send mail on before its agent, which may still be connected here, is served with it."""
+        (mailbox,) = overtaken
+        if mailbox not in self._elsewhere:
+            return NOTHING
+        return self._take_from(tx, mailbox, FORWARD_READY)
 
     def take_stranded_mail(self, tx: Tx) -> Decisions:
         """Take mail out of the mailboxes of agents that live elsewhere."""

@@ -5,7 +5,7 @@ Each event is accepted, offered, refused or held; whatever it frees is released 
 
 from msgspec import UNSET
 
-from gatepost.delivery.decisions import BlobWanted, Decision
+from gatepost.delivery.decisions import BlobWanted, Decision, MailOvertaken
 from gatepost.delivery.outbox_writer import draft_acceptance
 from gatepost.delivery.receiver.acceptance import (
     BLOB,
@@ -334,6 +334,8 @@ def confirm_offer(intake: Intake, event_id: bytes) -> None:
     key = pair_key(intake.source, envelope)
     intake.count_decided_offer(key, envelope.pair_seq)
     intake.acceptor.accept_confirmed(envelope)
+    if envelope.pair_seq > intake.pairs.load_pair(key).next:
+        intake.decisions.append(MailOvertaken(key.mailbox))
     intake.release_held(key)
 
 
