@@ -112,7 +112,7 @@ def test_unread_answers_to_sync_do_not_fill_memory(siege: Siege, mallory: Hostil
     with siege.expect_no_harm(mallory, grow_mib=32), contextlib.ExitStack() as ends:
         for _ in range(4):
             connection = ends.enter_context(mallory.connect())
-            _say_until_closed(connection, (mallory.step_1_message() for _ in range(25)))
+            _say_until_closed(connection, (mallory.step_1_message() for _ in range(250)))
 
 
 def _bulky_record(node: HostileNode, id: str) -> SignedRecord:
@@ -129,7 +129,7 @@ def test_repeated_follows_that_nobody_reads_do_not_fill_memory(siege: Siege) -> 
         siege.send("bo", "x" * 50_000)
     with siege.expect_no_harm(node), siege.linked(node) as connection:
         frame = encode_frame(FollowFrame([], 4 << 20))
-        _say_until_closed(connection, (LINK_PREFIX + frame for _ in range(200)))
+        _say_until_closed(connection, (LINK_PREFIX + frame for _ in range(100_000)))
 
 
 def test_nobody_follows_an_outbox_without_being_a_relay(siege: Siege, mallory: HostileNode) -> None:
