@@ -29,9 +29,10 @@ def see_homes(mesh: Mesh, rules: dict[str, RoutingRule] | None = None, **homes: 
 
 def wait_out_grace(mesh: Mesh) -> None:
     mesh.flow()
-    mesh.clock.advance(SENDER_GRACE_MS)
-    for gate in mesh.gates.values():
-        gate.do(lambda tx: None)
+    for _ in range(0, SENDER_GRACE_MS, 5_000):
+        mesh.clock.advance(5_000)
+        for gate in mesh.gates.values():
+            gate.do(lambda tx: None)
     mesh.flow()
 
 
@@ -169,9 +170,22 @@ def test_a_gateway_that_restarts_still_decides_about_suspects(mesh: Mesh) -> Non
     mesh.flow()
     for wire in list(mesh.wires):
         wire.cut()
-    b.start()
     mesh.clock.advance(SENDER_GRACE_MS)
+    b.start()
+    assert refusals(b, "c") == []
+    wait_out_grace(mesh)
+    assert refusals(b, "c") == ["forged_sender"]
+
+
+@pytest.mark.parametrize("jump", [60_000, -60_000])
+def test_a_clock_that_is_set_condemns_nobody(mesh: Mesh, jump: int) -> None:
+    b, c = mesh["b"], mesh["c"]
+    Forger(c).emit(b, source_agent_id="A")
+    mesh.flow()
+    mesh.clock.advance(jump)
     b.do(lambda tx: None)
+    assert refusals(b, "c") == []
+    wait_out_grace(mesh)
     assert refusals(b, "c") == ["forged_sender"]
 
 

@@ -127,7 +127,7 @@ class AcceptanceCheck:
         """Hold an event until the room says that its agent lives there, but not for ever."""
         event = (self._source, parse_event_id(envelope.event_id))
         row = self._tx.fetch_one(_SELECT_HELD_SINCE, event)
-        if row is None or self._tx.now - row[0] < SENDER_GRACE_MS:
+        if row is None or not self._parts.suspects.is_grace_over(row[0], self._tx.now):
             return SENDER
         detail = f"event {envelope.event_id} in the name of {envelope.source_agent_id}"
         self._report_forgery(envelope, AbuseKind.FORGED_SENDER, detail)

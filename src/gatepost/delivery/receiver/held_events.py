@@ -68,6 +68,8 @@ _SELECT_BODY = "SELECT body FROM held WHERE source = ? AND event_id = ?"
 _RENEW_BODY = "UPDATE held SET body = ? WHERE source = ? AND event_id = ?"
 _SELECT_REASON = "SELECT why, digest FROM held WHERE source = ? AND event_id = ?"
 _SELECT_FULL = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
+# Time that goes by in larger steps was a standstill, or the clock was set.
+_LOOK_MS = 5_000
 _SELECT_SUSPECT_PAIRS = """
 SELECT DISTINCT source, sender, mailbox, origin_node FROM held WHERE why = 'sender'
 """
@@ -135,24 +137,43 @@ class FullMailboxes:
 class SuspectEvents:
     """Events that are held because the room does not say that their sender lives at their source.
 
-    `next_due` is when the first of them has to be decided; it is read again after a rollback.
+    Their grace counts only while this gateway runs and hears of the room: it begins anew after a
+    start, after a standstill, and when the clock was set.
     """
 
     def __init__(self, grace_ms: int) -> None:
         self._grace_ms = grace_ms
-        self._due: int | None = None
+        self._since: int | None = None
         self._is_known = False
+        self._looked_at: int | None = None
+        self._awake_since = 0
 
     def add(self, now: int) -> None:
-        if self._is_known and self._due is None:
-            self._due = now + self._grace_ms
+        if self._is_known and self._since is None:
+            self._since = now
 
     def next_due(self, tx: Tx) -> int | None:
+        """When the first of them has to be decided, or looked at to see that time goes on."""
+        self._note_time(tx.now)
         if not self._is_known:
-            ((since,),) = tx.fetch_all(_SELECT_SUSPECT_SINCE)
-            self._due = None if since is None else min(since, tx.now) + self._grace_ms
+            ((self._since,),) = tx.fetch_all(_SELECT_SUSPECT_SINCE)
             self._is_known = True
-        return self._due
+        if self._since is None:
+            return None
+        return min(self._grace_end(self._since, tx.now), tx.now + _LOOK_MS)
+
+    def is_grace_over(self, since: int, now: int) -> bool:
+        """Whether an event that is held since then has waited long enough."""
+        return now >= self._grace_end(since, now)
+
+    def _grace_end(self, since: int, now: int) -> int:
+        start = since if self._awake_since <= since <= now else self._awake_since
+        return start + self._grace_ms
+
+    def _note_time(self, now: int) -> None:
+        last, self._looked_at = self._looked_at, now
+        if last is None or not last <= now <= last + 2 * _LOOK_MS:
+            self._awake_since = now
 
     def take_pairs(self, tx: Tx) -> list[PairKey]:
         """The pairs to look at again."""
