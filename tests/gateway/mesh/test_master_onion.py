@@ -14,7 +14,7 @@ from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mesh.onion.onion_blinding import blind_key
 from gatepost.mesh.onion.onion_descriptor import OnionIntroPoint, build_descriptor, open_descriptor
 from gatepost.mesh.onion.onion_identity import OnionIdentity, master_identity
-from gatepost.mesh.transports.tor_control import TorCommandFailed
+from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControlLost
 from gatepost.mesh.transports.tor_process import TorProcess
 from gatepost.room import RecordAuthor, TransportRecord, sign_admission
 from gatepost.room.signed_record import sign_record
@@ -46,6 +46,7 @@ class FakeControl:
         self.opened: list[str] = []
         self.deleted: list[str] = []
         self.settings: list[str] = []
+        self.is_lost = False
 
     async def add_onion(self, key_blob: str, ports: object) -> str:
         self.opened.append(key_blob)
@@ -55,6 +56,8 @@ class FakeControl:
         self.deleted.append(host)
 
     async def read_info(self, name: str) -> str:
+        if self.is_lost:
+            raise TorControlLost("Tor closed its control port")
         if self.identity is None:
             raise TorCommandFailed("552 not yet")
         blinded = blind_key(self.identity, self.clock.now() // 60_000 // 1440).public_key
@@ -76,7 +79,7 @@ class World:
         self.replica = replica
         self.clock = clock
         self.control = FakeControl(clock)
-        tor = TorProcess(folder)
+        self.tor = tor = TorProcess(folder)
         control: Any = self.control
         tor.control = control
         current = CurrentPublisher(replica, lambda: self.publisher)
@@ -124,6 +127,15 @@ async def test_the_publisher_merges_the_points_of_backbone_nodes(world: World) -
     shared = world.replica.transport
     assert shared.master_onion == identity.host
     assert shared.master_points == (point(1).pack(), point(2).pack())
+
+
+async def test_a_tor_that_ended_is_given_up_and_begun_anew(world: World) -> None:
+    await world.rotate()
+    await world.service.serve_once()
+    world.control.is_lost = True
+    with pytest.raises(TorControlLost):
+        await world.service.serve_once()
+    assert world.tor.control is None
 
 
 async def test_nothing_is_posted_twice_but_again_after_ten_minutes_or_a_change(

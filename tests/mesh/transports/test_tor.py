@@ -1,6 +1,7 @@
 """Tor: its refusals, and with `--full` a private network on loopback."""
 
 import asyncio
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from gatepost.errors import TransportUnavailable
 from gatepost.mesh.onion.onion_identity import OnionIdentity
 from gatepost.mesh.transports.tor import OnionService, TorTransport
+from gatepost.mesh.transports.tor_control import TorControlLost
 from gatepost.mesh.transports.tor_process import TorProcess
 from tests.mesh.transports.private_tor import missing_for_tor, private_tor_network
 from tests.waiting import async_wait_until
@@ -37,6 +39,33 @@ def test_before_the_start_nothing_is_sent(tmp_path: Path) -> None:
     transport.send(f"{transport.onion_host}:7433", b"x")
     transport.send("192.0.2.1:7433", b"x")
     assert transport.counts.dropped_unreachable == 2
+
+
+def test_a_tor_that_was_killed_is_started_again_at_the_same_port(tmp_path: Path) -> None:
+    if reason := missing_for_tor():
+        pytest.skip(reason)
+    asyncio.run(_kill_and_go_on(tmp_path))
+
+
+async def _kill_and_go_on(folder: Path) -> None:
+    # Its only directory authority does not exist, so that it speaks to nobody.
+    nobody = f"DirAuthority nobody orport=1 v3ident={'A' * 40} 127.0.0.1:1 {'A' * 40}"
+    tor = TorProcess(folder / "tor", lines=("UseDefaultFallbackDirs 0", nobody))
+    transport = TorTransport(tor, OnionService(OnionIdentity(b"a" * 32)))
+    await transport.start(lambda datagram, source: None)
+    try:
+        first, proxy = tor.control, transport.socks_url
+        restarted = asyncio.create_task(transport.restart_when_ended())
+        assert first is not None
+        with contextlib.suppress(TorControlLost):
+            await first.ask("SIGNAL HALT")
+        await restarted
+        assert tor.control is not None and tor.control is not first
+        name = transport.onion_host.removesuffix(".onion")
+        assert await tor.control.read_info("onions/current") == name
+        assert transport.socks_url == proxy
+    finally:
+        await transport.close()
 
 
 @pytest.mark.full

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gatepost.errors import TransportUnavailable
-from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl
+from gatepost.mesh.transports import tor_control
+from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl, TorControlLost
 
 REPLIES = {
     "GETINFO version": "250-version=0.4.9\r\n250 OK\r\n",
@@ -31,6 +32,8 @@ class FakeTor:
                 while (data := (await reader.readline()).decode().rstrip("\r\n")) != ".":
                     self.heard.append(data)
                 reply = "250 OK\r\n"
+            elif line == "SILENCE":
+                continue
             elif line.startswith("AUTHENTICATE"):
                 known = line == f"AUTHENTICATE {b'cookie'.hex()}"
                 reply = "250 OK\r\n" if known else "515 Authentication failed\r\n"
@@ -67,6 +70,20 @@ def test_replies_of_one_line_of_several_and_with_data_are_read(tmp_path: Path) -
         await control.delete_onion("abc.onion")
         with pytest.raises(TorCommandFailed, match="510"):
             await control.ask("NONSENSE")
+
+    with_tor(tmp_path, use)
+
+
+def test_after_a_reply_that_did_not_come_no_later_one_is_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(control: TorControl, tor: FakeTor) -> None:
+        monkeypatch.setattr(tor_control, "_REPLY_SECS", 0.01)
+        with pytest.raises(TorControlLost, match="does not answer"):
+            await control.ask("SILENCE")
+        monkeypatch.undo()
+        with pytest.raises(TorControlLost):
+            await control.read_info("version")
 
     with_tor(tmp_path, use)
 

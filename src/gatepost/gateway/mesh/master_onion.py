@@ -25,7 +25,7 @@ from gatepost.mesh.onion.onion_descriptor import (
     open_descriptor,
 )
 from gatepost.mesh.onion.onion_identity import OnionIdentity, master_identity
-from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl
+from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl, TorControlLost
 from gatepost.mesh.transports.tor_process import TorProcess
 from gatepost.room.roles import Act
 
@@ -67,7 +67,7 @@ class MasterOnionService:
             try:
                 control = await self._open_service(identity)
                 await self._share_and_publish(control, identity)
-            except TorCommandFailed:
+            except (TorCommandFailed, TorControlLost):
                 # The connection may be lost, and the service with it: begin again.
                 self._opened, self._is_publishing = None, False
                 await self._tor.stop()

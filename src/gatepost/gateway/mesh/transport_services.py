@@ -18,7 +18,7 @@ from gatepost.mesh.transports.transport import DatagramTransport
 from gatepost.mesh.transports.wireguard import WireGuardTransport
 
 _PAUSE_SECS = 0.5
-_MASTER_SECS = 5.0
+_TOR_SECS = 5.0
 _HTTPS_PORT = 443
 
 
@@ -65,7 +65,10 @@ class TransportServices:
                 yield
         elif isinstance(transport, TorTransport):
             self._replica.onion_proxy = transport.socks_url
-            async with self._master_service(transport):
+            work = loops.repeat_forever(
+                _TOR_SECS, transport.restart_when_ended, "Tor was not started again"
+            )
+            async with _background(asyncio.create_task(work)), self._master_service(transport):
                 yield
         else:
             yield
@@ -81,7 +84,7 @@ class TransportServices:
         port = (transport.service.http_port, target)
         master = MasterOnionService(self._replica, self._sharing, self._current, tor, port)
         work = core.background.repeat_forever(
-            _MASTER_SECS, master.serve_once, "the onion service of the mesh is not served"
+            _TOR_SECS, master.serve_once, "the onion service of the mesh is not served"
         )
         try:
             async with _background(asyncio.create_task(work)):

@@ -11,7 +11,7 @@ from msgspec import Struct
 from gatepost.errors import TransportUnavailable
 from gatepost.mesh.onion.onion_identity import OnionIdentity
 from gatepost.mesh.transports.datagram_streams import DatagramStreams, Streams
-from gatepost.mesh.transports.tor_control import TorCommandFailed
+from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControlLost
 from gatepost.mesh.transports.tor_process import TorProcess
 from gatepost.mesh.transports.transport import ReceiveDatagram, TransportCounts
 
@@ -36,6 +36,7 @@ class TorTransport:
     def __init__(self, tor: TorProcess, service: OnionService) -> None:
         self._tor = tor
         self.service = service
+        self._port = 0
         self._watching: asyncio.Task[None] | None = None
         self._streams = DatagramStreams(
             self._connect_stream, lambda text: _is_onion_address(text) is not None
@@ -65,30 +66,44 @@ class TorTransport:
                 " or choose another mesh.transport"
             )
         try:
-            control = await self._tor.start()
-            port = await self._streams.listen(receive)
+            self._port = await self._streams.listen(receive)
+            await self._open_service()
             self._streams.own_address = f"{self.onion_host}:{DATAGRAM_PORT}"
-            ports = [(DATAGRAM_PORT, f"127.0.0.1:{port}")]
-            if self.service.http_target is not None:
-                ports.append((self.service.http_port, self.service.http_target))
-            await control.add_onion(self.service.identity.key_blob, ports)
-            self._watching = asyncio.create_task(self._report_network())
-        except TorCommandFailed as failed:
-            await self.close()
-            raise TransportUnavailable(f"tor opens no onion service: {failed}") from None
         except BaseException:
             await self.close()
             raise
+
+    async def restart_when_ended(self) -> None:
+        """Wait until Tor ends, and start it with the same service; TransportUnavailable if not."""
+        await self._tor.wait_until_ended()
+        log.warning("Tor has ended; it is started again")
+        await self._stop_tor()
+        await self._open_service()
+
+    async def _open_service(self) -> None:
+        control = await self._tor.start()
+        ports = [(DATAGRAM_PORT, f"127.0.0.1:{self._port}")]
+        if self.service.http_target is not None:
+            ports.append((self.service.http_port, self.service.http_target))
+        try:
+            await control.add_onion(self.service.identity.key_blob, ports)
+        except (TorCommandFailed, TorControlLost) as failed:
+            await self._stop_tor()
+            raise TransportUnavailable(f"tor opens no onion service: {failed}") from None
+        self._watching = asyncio.create_task(self._report_network())
 
     def send(self, address: str, datagram: bytes) -> None:
         self._streams.send(address, datagram)
 
     async def close(self) -> None:
+        await self._streams.close()
+        await self._stop_tor()
+
+    async def _stop_tor(self) -> None:
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        await self._streams.close()
         with contextlib.suppress(OSError):
             await self._tor.stop()
 

@@ -20,6 +20,10 @@ class TorCommandFailed(Exception):
     """Tor refused a command. The text is Tor's reply, which quotes no key."""
 
 
+class TorControlLost(Exception):
+    """The connection is lost, and with it every service that was added over it."""
+
+
 class TorControl:
     """One authenticated connection. Services added over it end with it."""
 
@@ -41,20 +45,30 @@ class TorControl:
         control = cls(*streams)
         try:
             await control.ask(f"AUTHENTICATE {cookie.hex()}")
-        except TorCommandFailed:
+        except (TorCommandFailed, TorControlLost) as failed:
             await control.close()
             raise TransportUnavailable(
-                f"Tor at {host}:{port} refuses the cookie in {cookie_file}"
+                f"Tor at {host}:{port} refuses the cookie in {cookie_file}: {failed}"
             ) from None
         return control
 
     async def ask(self, command: str, data: str | None = None) -> list[str]:
         """Send a command, with lines of data if it takes some; return the lines of the reply."""
-        async with self._asking, asyncio.timeout(_REPLY_SECS):
-            text = f"{command}\r\n" if data is None else f"+{command}\r\n{_escape_data(data)}.\r\n"
-            self._writer.write(text.encode())
-            await self._writer.drain()
-            return await self._read_reply()
+        text = f"{command}\r\n" if data is None else f"+{command}\r\n{_escape_data(data)}.\r\n"
+        async with self._asking:
+            try:
+                async with asyncio.timeout(_REPLY_SECS):
+                    self._writer.write(text.encode())
+                    await self._writer.drain()
+                    return await self._read_reply()
+            except TorCommandFailed:
+                raise
+            except BaseException as error:
+                # The rest of this reply would be taken for the next one.
+                self._writer.close()
+                if isinstance(error, OSError):
+                    raise TorControlLost(f"Tor does not answer: {error}") from None
+                raise
 
     async def read_info(self, name: str) -> str:
         """The value of a `GETINFO` of one name."""
@@ -92,21 +106,21 @@ class TorControl:
                 if not code.startswith("2"):
                     raise TorCommandFailed(f"{code} {text}"[:300])
                 return lines[:-1] if len(lines) > 1 and text == "OK" else lines
-        raise TorCommandFailed("the reply has no end")
+        raise TorControlLost("the reply has no end")
 
     async def _read_data(self) -> list[str]:
         lines: list[str] = []
         while (line := await self._read_line()) != ".":
             lines.append(line.removeprefix(".") if line.startswith("..") else line)
             if len(lines) > _MAX_REPLY_LINES:
-                raise TorCommandFailed("the reply has no end")
+                raise TorControlLost("the reply has no end")
         return lines
 
     async def _read_line(self) -> str:
         try:
             line = await self._reader.readuntil(b"\n")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            raise TorCommandFailed("Tor closed its control port") from None
+            raise TorControlLost("Tor closed its control port") from None
         return line.decode(errors="replace").rstrip("\r\n")
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from gatepost.errors import TransportUnavailable
 from gatepost.mesh.transports.commands import find_tool, stop_process
-from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl
+from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl, TorControlLost
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class TorProcess:
                 (self._folder / old).unlink()
         lines = [
             f"DataDirectory {self._folder / 'data'}",
-            "SocksPort auto",
+            # A Tor that is started again is found at the same port.
+            f"SocksPort {self.socks_port or 'auto'}",
             "ControlPort auto",
             f"ControlPortWriteToFile {self._folder / 'control-port'}",
             "CookieAuthentication 1",
@@ -101,8 +103,12 @@ class TorProcess:
         except TimeoutError:
             raise TransportUnavailable(f"tor does not start; see {self._log_file}") from None
         control = await TorControl.connect(_LOOPBACK, port, self._folder / "cookie")
-        socks = await control.read_info("net/listeners/socks")
-        self.socks_port = int(socks.split()[0].strip('"').rpartition(":")[2])
+        try:
+            socks = await control.read_info("net/listeners/socks")
+            self.socks_port = int(socks.split()[0].strip('"').rpartition(":")[2])
+        except (TorCommandFailed, TorControlLost, IndexError, ValueError):
+            await control.close()
+            raise TransportUnavailable(f"tor opens no SOCKS port; see {self._log_file}") from None
         return control
 
     async def _wait_for(self, look: Callable[[], int | None]) -> int:
@@ -125,21 +131,29 @@ class TorProcess:
 
     async def wait_for_network(self) -> None:
         """Return once Tor is connected to its network."""
-        progress, control = "", self.control
-        if control is None:
+        if (control := self.control) is None:
             raise TransportUnavailable("tor does not run")
-        try:
-            async with asyncio.timeout(self._bootstrap_secs):
-                while "PROGRESS=100" not in (
-                    progress := await control.read_info("status/bootstrap-phase")
-                ):
-                    await asyncio.sleep(_PAUSE_SECS)
-        except (TimeoutError, TorCommandFailed):
-            raise TransportUnavailable(
-                f"tor found no network within {self._bootstrap_secs:g} s ({progress[:200]});"
-                f" see {self._log_file}"
-            ) from None
+        deadline = time.monotonic() + self._bootstrap_secs
+        while "PROGRESS=100" not in (progress := await _read_progress(control)):
+            if time.monotonic() > deadline:
+                raise TransportUnavailable(
+                    f"tor found no network within {self._bootstrap_secs:g} s ({progress[:200]});"
+                    f" see {self._log_file}"
+                )
+            await asyncio.sleep(_PAUSE_SECS)
+
+    async def wait_until_ended(self) -> None:
+        """Return once the process has ended; at once if there is none."""
+        if self._process is not None:
+            await self._process.wait()
 
     @property
     def _log_file(self) -> Path:
         return self._folder / "tor.log"
+
+
+async def _read_progress(control: TorControl) -> str:
+    try:
+        return await control.read_info("status/bootstrap-phase")
+    except (TorCommandFailed, TorControlLost) as failed:
+        raise TransportUnavailable(f"tor does not say how far it is: {failed}") from None
