@@ -24,6 +24,7 @@ class FakeTor:
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.port = 0
+        self.ended = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := (await reader.readline()).decode().rstrip("\r\n"):
@@ -41,6 +42,7 @@ class FakeTor:
                 reply = REPLIES.get(line, '510 Unrecognized command "x"\r\n')
             writer.write(reply.encode())
         writer.close()
+        self.ended.set()
 
 
 def with_tor(
@@ -57,6 +59,7 @@ def with_tor(
             await use(control, tor)
             await control.close()
         finally:
+            await tor.ended.wait()
             server.close()
 
     asyncio.run(run())
