@@ -249,7 +249,10 @@ def omission(mesh: SimulatedMesh, random: Random) -> None:
     def leave_out(data: bytes) -> bytes | None:
         kinds = _event_kinds(data)
         places = [place for place, kind in enumerate(kinds) if any_kind or kind in _SAID_ONCE]
-        return leave_out_event(data, random.choice(places)) if places else data
+        if not places:
+            return data
+        mesh.omitted.add((a, b))
+        return leave_out_event(data, random.choice(places))
 
     _tamper_once(mesh, (a, b), leave_out, f"an event from {a} to {b} is left out")
 

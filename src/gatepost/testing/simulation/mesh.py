@@ -88,7 +88,7 @@ class SimulatedMesh:
         self._clients: list[SimulatedClient] = []
         self._honest = self.network.tamper
         self.healed = False
-        # Directions in which a relay left out events; they start afresh when all is healed.
+        # Directions in which events were left out; they start afresh when all is healed.
         self.omitted: set[Direction] = set()
         # (gateway, agent) for every gateway that forged receipts for an agent's mail.
         self.lies: set[tuple[str, str]] = set()
@@ -254,7 +254,7 @@ class SimulatedMesh:
         self.seen.healed_at = self.loop.now
         self.network.heal_directions()
         self.network.tamper = self._honest
-        # A reader cannot tell that a relay left out the last event, until another one follows.
+        # A reader cannot tell that the last event was left out, until another one follows.
         for direction in sorted(self.omitted):
             self.network.drop_connections(*direction)
         for links in self.network.links.values():
