@@ -153,9 +153,9 @@ class EventAcceptor:
             if cipher.unwrap_key(ref.keys, key) != find_blob(self._tx, ref.digest)[0]:
                 raise EncryptionError("its blob is another's")
             return EMPTY_PAYLOAD
-        sealed = decode_payload(envelope, EncryptedPayload)
+        encrypted = decode_payload(envelope, EncryptedPayload)
         payload = cipher.decrypt(
-            sealed, encrypted_by=key, event_id=envelope.event_id, source_node_id=source
+            encrypted, encrypted_by=key, event_id=envelope.event_id, source_node_id=source
         )
         self._check_content(payload)
         return payload

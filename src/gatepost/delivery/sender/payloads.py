@@ -42,10 +42,10 @@ class PayloadEncryption:
         public_key = self._routes.public_key(node)
         if out.digest:
             return self._wrap_blob_key(tx, out.digest, public_key)
-        sealed, content_key = self._node.cipher.encrypt(
+        encrypted, content_key = self._node.cipher.encrypt(
             out.payload, [public_key], event_id=out.event_id, source_node_id=self._node.id
         )
-        return EncryptedContent(encode_payload(sealed), None, content_key)
+        return EncryptedContent(encode_payload(encrypted), None, content_key)
 
     def encrypt_again(
         self, tx: Tx, delivery: OpenDelivery, first: Any, node: str
@@ -56,8 +56,8 @@ class PayloadEncryption:
             return self._wrap_blob_key(tx, delivery.digest, public_key)
         if delivery.content_key is None:
             return EncryptedContent(UNSET, None, None)
-        sealed = decode_payload(first, EncryptedPayload)
-        again = self._node.cipher.replace_recipients(sealed, delivery.content_key, [public_key])
+        encrypted = decode_payload(first, EncryptedPayload)
+        again = self._node.cipher.replace_recipients(encrypted, delivery.content_key, [public_key])
         return EncryptedContent(encode_payload(again), None, delivery.content_key)
 
     def decrypt_own(self, delivery: OpenDelivery, first: Any) -> bytes:

@@ -78,10 +78,10 @@ class HostileOutbox:
         return self.append(self.make_event(kind, to_node, to_agent_id=to_agent, **fields))
 
     def _encrypt(self, payload: bytes, to_key: bytes, event_id: str) -> Raw:
-        sealed, _ = self._cipher.encrypt(
+        encrypted, _ = self._cipher.encrypt(
             payload, [to_key], event_id=event_id, source_node_id=self.node
         )
-        return encode_payload(sealed)
+        return encode_payload(encrypted)
 
     def add_signal(self, to_node: str, ref: str | None, signal: Signal, **fields: Any) -> Envelope:
         given = {"ref_event_id": ref, "payload": encode_payload(signal), **fields}
