@@ -19,7 +19,7 @@ class MailboxAdmission:
         self._max_mailboxes = max_mailboxes
         self._known: set[str] = set()
 
-    def require_place(self, tx: Tx, name: str) -> None:
+    def require_capacity(self, tx: Tx, name: str) -> None:
         """Raise TooManyMailboxes if a new mailbox would be one too many."""
         if self.is_known(tx, name):
             return

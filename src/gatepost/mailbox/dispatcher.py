@@ -81,15 +81,12 @@ class Dispatcher:
     # -- operations
 
     def enqueue(
-        self, tx: Tx, to: str, sender: str, mails: list[NewMail], over: bool = False
+        self, tx: Tx, to: str, sender: str, mails: list[NewMail], even_if_full: bool = False
     ) -> list[EnqueueAck]:
-        """Enqueue one sender's messages. `over` lets them in even if the mailbox is full.
-
-        It is for messages that this gateway has already accepted.
-        """
+        """Enqueue one sender's messages. `even_if_full` is for mail that was accepted before."""
         id = ensure_mailbox(tx, to)
         tx.add_effect(partial(self._service.mark_touched, {id}))
-        return enqueue_mail(tx, id, sender, mails, self.policy, over)
+        return enqueue_mail(tx, id, sender, mails, self.policy, even_if_full)
 
     def dequeue(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[LeasedMessage]:
         """Return the messages `consumer` already holds, or else lease new ones."""
@@ -116,13 +113,13 @@ class Dispatcher:
         self,
         tx: Tx,
         mailbox: str,
-        receipts: list[str],
+        lease_handles: list[str],
         msg_ids: list[str],
         marks: ReplyMarks = MappingProxyType({}),
     ) -> Settlement:
         """Ack leased mail; `marks` are the fingerprints of the replies that come with it."""
         id = find_mailbox(tx, mailbox)
-        refs, failures = resolve_refs(tx, id, receipts, msg_ids)
+        refs, failures = resolve_refs(tx, id, lease_handles, msg_ids)
         result = ack_mail(tx, id, refs, marks)
         result.failures += failures
         tx.add_effect(partial(self._service.free_leases, tx, id, result.freed))
@@ -132,14 +129,14 @@ class Dispatcher:
         self,
         tx: Tx,
         mailbox: str,
-        receipts: list[str],
+        lease_handles: list[str],
         msg_ids: list[str],
         reason: str,
         *,
         retry: bool = True,
     ) -> Settlement:
         id = find_mailbox(tx, mailbox)
-        refs, failures = resolve_refs(tx, id, receipts, msg_ids)
+        refs, failures = resolve_refs(tx, id, lease_handles, msg_ids)
         turn = FailedTurn(reason or "nacked", rejected=not retry)
         result = nack_mail(tx, id, refs, turn, self.policy)
         result.failures += failures
@@ -147,10 +144,10 @@ class Dispatcher:
         tx.add_effect(partial(self._service.free_leases, tx, id, result.freed))
         return result
 
-    def extend(self, tx: Tx, mailbox: str, receipts: list[str]) -> list[str]:
+    def extend(self, tx: Tx, mailbox: str, lease_handles: list[str]) -> list[str]:
         """Extend these leases; return the lease handles whose lease no longer exists."""
         id = find_mailbox(tx, mailbox)
-        return [text for text in receipts if not _try_extend_lease(tx, id, text, self.policy)]
+        return [text for text in lease_handles if not _try_extend_lease(tx, id, text, self.policy)]
 
     def remove_waiter(self, tx: Tx, waiter: Waiter) -> None:
         """Stop serving a consumer. It keeps its leases, because it may come back."""

@@ -81,7 +81,7 @@ class MailboxPair(msgspec.Struct):
     last_rank: int
     idle: bool
 
-    def place_mail(self, ordered: bool, rank: int) -> tuple[int, int]:
+    def assign_mail_id(self, ordered: bool, rank: int) -> tuple[int, int]:
         """Return the mail id and the rank of the pair's next message."""
         if ordered:
             number, self.next_number = self.next_number, self.next_number + 1
@@ -144,11 +144,11 @@ def enqueue_mail(
     sender: str,
     mails: list[NewMail],
     policy: MailboxPolicy,
-    over: bool = False,
+    even_if_full: bool = False,
 ) -> list[EnqueueAck]:
     """Enqueue one sender's messages, in order. Each is queued, already known, or refused."""
     arrivals, waiting, ordered = _read_mailbox(tx, mailbox)
-    if over:
+    if even_if_full:
         policy = msgspec.structs.replace(policy, max_pending=waiting + len(mails))
     if len(mails) == 1 or waiting + len(mails) > policy.max_pending:
         return [_enqueue_one(tx, mailbox, sender, mail, policy) for mail in mails]
@@ -219,7 +219,7 @@ def _insert_mail(
         # Priority n overtakes messages of other pairs that are up to n seconds older. Nobody gets
         # ahead of all others by a date in the past.
         rank = max(created, not_before, now - _MAX_HEAD_START_MS) - mail.priority * 1000
-        id, rank = pair.place_mail(ordered, rank)
+        id, rank = pair.assign_mail_id(ordered, rank)
         expires = policy.expiry(now, mail.ttl, not_before)
         tracked, digest = mail.meta is not None, _payload_fingerprint(mail.payload)
         rows.append(

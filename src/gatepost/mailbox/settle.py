@@ -99,7 +99,7 @@ class Settlement(Struct):
 
 
 def resolve_refs(
-    tx: Tx, mailbox: int, receipts: list[str], msg_ids: list[str]
+    tx: Tx, mailbox: int, lease_handles: list[str], msg_ids: list[str]
 ) -> tuple[list[LeaseRef], list[Failure]]:
     """Resolve lease handles and msg_ids to unique refs; a msg_id means its latest lease.
 
@@ -107,7 +107,7 @@ def resolve_refs(
     """
     refs: dict[LeaseRef, None] = {}
     failures = []
-    for text in receipts:
+    for text in lease_handles:
         try:
             refs[parse_lease_handle(text)] = None
         except GatepostError as error:

@@ -57,9 +57,9 @@ class LeaseHeartbeat:
 
     async def _extend_leases(self, turns: list[AgentTurn], lease_secs: float) -> None:
         until = asyncio.get_running_loop().time() + lease_secs
-        receipts = [turn.lease_handle for turn in turns]
+        lease_handles = [turn.lease_handle for turn in turns]
         try:
-            stale = await self._client.extend(self._mailbox, receipts, timeout=lease_secs)
+            stale = await self._client.extend(self._mailbox, lease_handles, timeout=lease_secs)
         except GatepostError as error:
             log.warning("leases of agent %s could not be extended: %s", self._mailbox, error)
         except Exception:

@@ -40,14 +40,14 @@ class TurnSettler:
         if turn.settling:
             return
         turn.settling = True
-        receipt = turn.lease_handle
+        lease_handle = turn.lease_handle
         if turn.state is TurnState.DONE:
-            future = self._client.ack(self._mailbox, receipt, reply=turn.reply)
+            future = self._client.ack(self._mailbox, lease_handle, reply=turn.reply)
         else:
             retry = not turn.rejected
-            future = self._client.nack(self._mailbox, receipt, reason=turn.reason, retry=retry)
+            future = self._client.nack(self._mailbox, lease_handle, reason=turn.reason, retry=retry)
         self._settlements.add(future)
-        future.add_done_callback(partial(self._handle_settled, turn, receipt))
+        future.add_done_callback(partial(self._handle_settled, turn, lease_handle))
 
     async def wait_until_settled(self, deadline: float) -> None:
         """Wait until the gateway has answered all settlements, or until the deadline."""
@@ -55,7 +55,9 @@ class TurnSettler:
         while self._settlements and loop.time() < deadline:
             await asyncio.wait(list(self._settlements), timeout=deadline - loop.time())
 
-    def _handle_settled(self, turn: AgentTurn, receipt: str, future: "asyncio.Future[Any]") -> None:
+    def _handle_settled(
+        self, turn: AgentTurn, lease_handle: str, future: "asyncio.Future[Any]"
+    ) -> None:
         self._settlements.discard(future)
         turn.settling = False
         error = None if future.cancelled() else future.exception()
@@ -69,7 +71,7 @@ class TurnSettler:
             # The turn has ended, so it is settled again at the next heartbeat or when the message
             # is delivered again.
             log.warning("the end of the turn for %s is not confirmed yet: %s", turn.message, error)
-        elif turn.lease_handle != receipt:
+        elif turn.lease_handle != lease_handle:
             self.settle_turn(turn)
         else:
             log.warning(

@@ -84,7 +84,9 @@ class EventAcceptor:
             self._keep_without_mail(envelope, InboxInput.CONFIRM)
             return
         mailbox, sender = envelope.to_agent_id or "", envelope.source_agent_id
-        (ack,) = self._parts.dispatcher.enqueue(self._tx, mailbox, sender, [mail], over=True)
+        (ack,) = self._parts.dispatcher.enqueue(
+            self._tx, mailbox, sender, [mail], even_if_full=True
+        )
         if ack.error is None and ack.queued:
             self._inbox.record_event(envelope, InboxInput.CONFIRM)
             self._use_blob(envelope)
@@ -134,7 +136,9 @@ class EventAcceptor:
         self._in_runs.clear()
         for (mailbox, sender), run in runs.items():
             mails = [mail for _, mail in run]
-            acks = self._parts.dispatcher.enqueue(self._tx, mailbox, sender, mails, over=True)
+            acks = self._parts.dispatcher.enqueue(
+                self._tx, mailbox, sender, mails, even_if_full=True
+            )
             accepted = []
             for (envelope, _), ack in zip(run, acks, strict=True):
                 if ack.queued:

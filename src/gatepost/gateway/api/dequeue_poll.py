@@ -48,7 +48,7 @@ class DequeuePoll:
         return self._core.dispatcher.dequeue(tx, op.mailbox, self._consumer, op.limit)
 
     def _join_waiters(self, tx: Tx) -> list[LeasedMessage]:
-        self._core.admission.require_place(tx, self._op.mailbox)
+        self._core.admission.require_capacity(tx, self._op.mailbox)
         box = self._core.dispatcher.mailbox_ref(tx, self._op.mailbox)
         waiter = Waiter(box, self._consumer, self._op.limit, self._receive_mail, once=True)
         again = self._core.dispatcher.add_waiter(tx, waiter)

@@ -62,7 +62,7 @@ class MailboxOperations:
     def _enqueue_by_pair(self, re: int, runs: PairRuns, tx: Tx) -> AnyAnswer:
         answers: dict[int, EnqueueAck] = {}
         for (to, sender), run in runs.items():
-            self._core.admission.require_place(tx, to)
+            self._core.admission.require_capacity(tx, to)
             acks = self._core.dispatcher.enqueue(tx, to, sender, [mail for _, mail in run])
             answers.update(zip((index for index, _ in run), acks, strict=True))
         return Enqueued(re=re, results=[answers[index] for index in sorted(answers)])

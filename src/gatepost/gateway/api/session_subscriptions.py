@@ -38,7 +38,7 @@ class SessionSubscriptions:
         subscription = Subscription()
 
         def join_waiters(tx: Tx) -> list[LeasedMessage]:
-            self._core.admission.require_place(tx, op.mailbox)
+            self._core.admission.require_capacity(tx, op.mailbox)
             box = self._core.dispatcher.mailbox_ref(tx, op.mailbox)
             waiter = Waiter(box, consumer, op.credit, push)
             again = self._core.dispatcher.add_waiter(tx, waiter)
