@@ -88,7 +88,7 @@ def test_tasks_of_a_gateway_that_lost_its_journal_have_failed() -> None:
     id = mesh.create()
     mesh.b.accept(id)
     mesh.flow()
-    mesh.a.gate.do(lambda tx: mesh.a.engine.apply_news(tx, JournalLost("b")))
+    mesh.a.gate.do(lambda tx: mesh.a.engine.apply_notice(tx, JournalLost("b")))
     task = mesh.a.task(id)
     assert (task.state, task.error_code) == ("failed", "executor_lost")
     assert "restored" in (task.error or "")
@@ -110,7 +110,7 @@ def test_ends_are_reported_again_to_a_gateway_that_lost_its_journal() -> None:
     for row in backup:
         restore(f"INSERT INTO task VALUES ({', '.join('?' * len(row))})", row)
     assert mesh.a.task(done).state == "running"
-    mesh.b.gate.do(lambda tx: mesh.b.engine.apply_news(tx, JournalLost("a")))
+    mesh.b.gate.do(lambda tx: mesh.b.engine.apply_notice(tx, JournalLost("a")))
     mesh.flow()
     assert mesh.states(done) == ("completed", "completed")
     assert msgspec.json.decode(mesh.a.payload(done).result or b"") == {"fine": True}

@@ -10,8 +10,9 @@ A message takes four transactions, each durable before anybody hears of it:
 
 To an agent of this very gateway, 1 and 2 are one transaction, and so are 3 and 4.
 
-Parts never call each other. A part changes its own tables and returns decisions; `_apply` passes
-each to the part that `_handlers` names, and goes on until no decision is left.
+The sender, the receiver, the forwarder and the transfers never call each other. Each changes its
+own tables and returns decisions. `apply_decisions` passes each decision to the function that
+`_handlers` names for it, and goes on until no decision is left.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,14 +78,13 @@ from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.routing import Route, RoutingDirectory
 from gatepost.wire import DeadLetter, EnqueueAck, Failure, NewSend, Sent
 
-# What the hub hears of: requests and reports of tasks, the ends of their mail and deliveries, lost
-# journals of other gateways, and mail with a task that goes on to another gateway, unless the hub
-# answers with decisions instead.
-# A text is the digest of a blob that arrived.
-TaskNews = (
+# The hub is told of requests and reports of tasks, of the ends of their mail and deliveries, and of
+# lost journals of other gateways. A text is the digest of a blob that arrived. Mail with a task is
+# forwarded to another gateway only if the hub returns no decisions about it.
+TaskNotice = (
     TaskRequested | TaskReported | DeliveryEnded | TurnEnded | ForwardMail | JournalLost | str
 )
-OnTaskNews = Callable[[Tx, TaskNews], Decisions]
+OnTaskNotice = Callable[[Tx, TaskNotice], Decisions]
 
 
 class CountedReceipt(NamedTuple):
@@ -130,7 +130,7 @@ class DeliveryCoordinator:
         self._on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] = _ignore_event
         self._on_blob_wanted: Callable[[str, str], None] = _ignore_event
         self._on_agents_changed: Callable[[], None] = _ignore_event
-        self._on_task_news: OnTaskNews = _ignore_task_news
+        self._on_task_notice: OnTaskNotice = _ignore_task_notice
         self._handlers: dict[type, Callable[[Tx, Any], Decisions | None]] = {
             OwnEvent: receiver.take_own,
             ReceiptArrived: sender.receipts.apply_receipt,
@@ -162,20 +162,20 @@ class DeliveryCoordinator:
         on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] | None = None,
         on_blob_wanted: Callable[[str, str], None] | None = None,
         on_agents_changed: Callable[[], None] | None = None,
-        on_task_news: OnTaskNews | None = None,
+        on_task_notice: OnTaskNotice | None = None,
     ) -> None:
         """Set the listeners outside the core; those not given stay as they are.
 
         `on_receipt` hears of each receipt that counted, `on_batch` of each batch (source, new
         events, emitter's clock), `on_blob_wanted` of each blob to fetch (digest, source), and
-        `on_agents_changed` that agents came or went, once that is on disk. `on_task_news` is the
+        `on_agents_changed` that agents came or went, once that is on disk. `on_task_notice` is the
         hub, which works in the same transaction.
         """
         self._on_receipt = on_receipt or self._on_receipt
         self._on_batch = on_batch or self._on_batch
         self._on_blob_wanted = on_blob_wanted or self._on_blob_wanted
         self._on_agents_changed = on_agents_changed or self._on_agents_changed
-        self._on_task_news = on_task_news or self._on_task_news
+        self._on_task_notice = on_task_notice or self._on_task_notice
 
     # -- 1. send
 
@@ -241,7 +241,7 @@ class DeliveryCoordinator:
     def blob_arrived(self, tx: Tx, digest: str) -> None:
         """A blob was fetched and verified: accept the events that were held for it."""
         self.apply_decisions(tx, self._receiver.release_for_blob(tx, digest))
-        self.apply_decisions(tx, self._on_task_news(tx, digest))
+        self.apply_decisions(tx, self._on_task_notice(tx, digest))
 
     # -- 3. engage: turns of local agents
 
@@ -249,7 +249,7 @@ class DeliveryCoordinator:
         self,
         tx: Tx,
         mailbox: str,
-        receipts: list[str],
+        lease_handles: list[str],
         msg_ids: list[str],
         replies: Mapping[str, Raw],
         reply_refs: Mapping[str, str] = MappingProxyType({}),
@@ -258,8 +258,8 @@ class DeliveryCoordinator:
         given = read_replies(tx, replies, reply_refs)
         if given.failures:
             unsent = {failure.subject for failure in given.failures}
-            receipts = [handle for handle in receipts if handle not in unsent]
-        settlement = self._dispatcher.ack(tx, mailbox, receipts, msg_ids, given.marks)
+            lease_handles = [handle for handle in lease_handles if handle not in unsent]
+        settlement = self._dispatcher.ack(tx, mailbox, lease_handles, msg_ids, given.marks)
         settlement.failures += given.failures
         self.end_turns(tx, settlement.closed, given.replies)
         return settlement
@@ -268,13 +268,13 @@ class DeliveryCoordinator:
         self,
         tx: Tx,
         mailbox: str,
-        receipts: list[str],
+        lease_handles: list[str],
         msg_ids: list[str],
         reason: str,
         *,
         retry: bool = True,
     ) -> Settlement:
-        settlement = self._dispatcher.nack(tx, mailbox, receipts, msg_ids, reason, retry=retry)
+        settlement = self._dispatcher.nack(tx, mailbox, lease_handles, msg_ids, reason, retry=retry)
         self.end_turns(tx, settlement.closed)
         return settlement
 
@@ -402,12 +402,12 @@ class DeliveryCoordinator:
         if ended.elapsed is not None:
             counted = CountedReceipt(ended.kind, "processed", ended.elapsed, ended.event_id)
             self._on_receipt(counted)
-        told = self._sender.close_pair_numbers(tx, PairMoved(ended.pair))
+        signals = self._sender.close_pair_numbers(tx, PairMoved(ended.pair))
         turns = self._forwarder.end_forward(tx, ended)
         self.sent.status_changed(tx, ended.event_id)
         if ended.kind == EventKind.TASK_CREATE:
-            turns = (*turns, *self._on_task_news(tx, ended))
-        return (*told, *turns) if told or turns else NOTHING
+            turns = (*turns, *self._on_task_notice(tx, ended))
+        return (*signals, *turns) if signals or turns else NOTHING
 
     def _end_turn(self, tx: Tx, turn: TurnEnded) -> Decisions:
         """The reply, and behind it the second receipt."""
@@ -422,7 +422,7 @@ class DeliveryCoordinator:
             )
         source = info.source_node or self._node.id
         if info.kind == EventKind.TASK_CREATE:
-            self.apply_decisions(tx, self._on_task_news(tx, turn))
+            self.apply_decisions(tx, self._on_task_notice(tx, turn))
         processed = self.writer.append_receipt(
             tx, turn.to_agent, source, info.event_id, info.corr_id, receipt
         )
@@ -431,7 +431,7 @@ class DeliveryCoordinator:
     def _forward_mail(self, tx: Tx, forward: ForwardMail) -> Decisions:
         """Emit forwarded mail; if that fails, only this mail is lost."""
         if forward.event.kind == EventKind.TASK_CREATE and (
-            decided := self._on_task_news(tx, forward)
+            decided := self._on_task_notice(tx, forward)
         ):
             return decided
         mark = tx.begin_operation()
@@ -445,14 +445,14 @@ class DeliveryCoordinator:
         tx.keep_operation()
         return decisions
 
-    def _tell_hub(self, tx: Tx, news: TaskRequested | TaskReported | JournalLost) -> Decisions:
-        return self._on_task_news(tx, news)
+    def _tell_hub(self, tx: Tx, notice: TaskRequested | TaskReported | JournalLost) -> Decisions:
+        return self._on_task_notice(tx, notice)
 
 
-def _ignore_task_news(tx: Tx, news: TaskNews) -> Decisions:
+def _ignore_task_notice(tx: Tx, notice: TaskNotice) -> Decisions:
     """A gateway without a hub."""
     return NOTHING
 
 
 def _ignore_event(*_: object) -> None:
-    """The listener until there is another one."""
+    """The listener until `observe` sets another one."""

@@ -1,8 +1,9 @@
 """Decisions: what one part of the core wants another part to do.
 
-A part works on its own tables and appends its own events, in the transaction it is given. It does
-not call other parts: it returns decisions, and the coordinator applies them. A decision is plain
-data, so a test can compare it.
+The parts are the sender, the receiver, the forwarder and the transfers. A part changes its own
+tables and appends its own events, in the transaction it is given. It may read the tables of other
+parts, and calls none of them: it returns decisions, and the coordinator applies them. A decision is
+plain data, so a test can compare it.
 """
 
 from collections.abc import Sequence

@@ -30,6 +30,7 @@ from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent, TurnReply
 from gatepost.delivery.routes import RouteFinder
+from gatepost.delivery.turns import decode_info
 from gatepost.errors import GatepostError
 from gatepost.events import EventKind, parse_event_id
 from gatepost.journal.transaction import Tx
@@ -64,8 +65,6 @@ SELECT 1 FROM delivery WHERE event_id = ?1 AND processed_at IS NULL
 UNION ALL SELECT 1 FROM delivery WHERE origin = ?1 AND processed_at IS NULL LIMIT 1
 """
 _SELECT_OUTCOME = "SELECT outcome, reason FROM forwarded WHERE source = ? AND original = ?"
-
-_decode_info = msgspec.json.Decoder(EventInfo).decode
 
 
 class ReturnDelays:
@@ -209,7 +208,7 @@ class MailForwarder:
             return NOTHING
         meta, sender, mailbox, source, original = row
         ((payload, digest),) = tx.fetch_all(_SELECT_REPLY, (id,))
-        info = _decode_info(meta)
+        info = decode_info(meta)
         is_answered = payload is not None or digest is not None
         reply = TurnReply(payload or EMPTY_PAYLOAD, digest) if is_answered else None
         turn = TurnEnded(info, sender, mailbox, ended.outcome, ended.reason, reply)
@@ -237,7 +236,7 @@ class MailForwarder:
 
     def _build_forward(self, tx: Tx, message: LeasedMessage, route: Route) -> ForwardMail:
         raw = message.event
-        info = None if isinstance(raw, UnsetType) else _decode_info(raw)
+        info = None if isinstance(raw, UnsetType) else decode_info(raw)
         event = self._outgoing_event(tx, message, info)
         return ForwardMail(event, route, message.msg_id, info)
 

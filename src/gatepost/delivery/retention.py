@@ -10,6 +10,7 @@ from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.routes import RouteFinder
 from gatepost.journal.outbox import EVERYBODY
 from gatepost.journal.transaction import Tx
+from gatepost.mailbox import MailState
 
 # People look at incidents long after everything else about them is gone.
 _KEEP_INCIDENTS_MS = 30 * 86_400_000
@@ -24,7 +25,7 @@ DELETE FROM inbox WHERE (source, event_id) IN (
     SELECT source, event_id FROM inbox WHERE at <= ? AND state NOT IN ('held', 'offered')
     AND NOT EXISTS (
         SELECT 1 FROM mail m JOIN mailbox b ON b.id = m.mailbox
-        WHERE b.name = inbox.mailbox AND m.msg_id = {_MSG_ID} AND m.state < 3
+        WHERE b.name = inbox.mailbox AND m.msg_id = {_MSG_ID} AND m.state < {MailState.ACKED:d}
     )
     AND NOT EXISTS (
         SELECT 1 FROM forwarded h

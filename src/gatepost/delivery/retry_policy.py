@@ -10,7 +10,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """Times in milliseconds.
 
     `abandon_after` is how long an accepted message may stay open. `verdict_wait` is how long the
-    sender of an expired message waits for the word of an owner that may have it.
+    sender of an expired message waits for a receipt of an owner that may have it.
     """
 
     accept_timeout: int = 20_000

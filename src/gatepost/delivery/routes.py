@@ -63,7 +63,7 @@ class RouteFinder:
         """Whether mail between these agents may come from `node`.
 
         An agent speaks from the node it lives behind. Mail that moved with its receiver comes from
-        a node the receiver has lived behind, whoever sent it.
+        a node the receiver has lived behind, no matter which agent sent it.
         """
         if may_speak_for(self.directory, node, from_agent):
             return True

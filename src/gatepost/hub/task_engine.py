@@ -10,7 +10,7 @@ All of it runs in the writer's thread.
 
 from gatepost.config.hub_settings import HubSettings
 from gatepost.delivery.assembly import DeliveryCore
-from gatepost.delivery.coordinator import TaskNews
+from gatepost.delivery.coordinator import TaskNotice
 from gatepost.delivery.decisions import (
     NOTHING,
     Decisions,
@@ -41,7 +41,7 @@ from gatepost.journal.transaction import Tx
 
 
 class TaskEngine:
-    """The two roles, and the news that delivery has for them."""
+    """The two roles in tasks, and the notices that delivery has for them."""
 
     def __init__(
         self, core: DeliveryCore, registry: AgentRegistry, policy: Policy, settings: HubSettings
@@ -56,7 +56,7 @@ class TaskEngine:
         self.restored = RestoredTasks(self.executed, events)
         self.escalations = Escalations(self.parts)
         self.parts.changes.on_failed = self.escalations.escalate_failure
-        core.coordinator.observe(on_task_news=self.apply_news)
+        core.coordinator.observe(on_task_notice=self.apply_notice)
 
     def cancel_task(self, tx: Tx, id: str, reason: str = "") -> Task:
         """Cancel a task, or ask the gateway that executes it to do so: that one decides."""
@@ -71,43 +71,43 @@ class TaskEngine:
         for task in self.escalations.escalate_late_tasks(tx):
             self.cancel_task(tx, task.id, "it is much later than its ETA")
 
-    def apply_news(self, tx: Tx, news: TaskNews) -> Decisions:
+    def apply_notice(self, tx: Tx, notice: TaskNotice) -> Decisions:
         """Apply something that delivery heard. Nothing of it can fail the transaction."""
-        if self._changes_nothing(news):
+        if self._changes_nothing(notice):
             return NOTHING
         mark = tx.begin_operation()
         try:
-            decisions = self._apply(tx, news)
+            decisions = self._apply(tx, notice)
         except (GatepostError, ValueError) as error:
             tx.undo_operation(mark)
             incidents = self.parts.core.incidents
-            incidents.raise_(tx, "task_event_ignored", _subject_of(news), str(error))
+            incidents.raise_(tx, "task_event_ignored", _subject_of(notice), str(error))
             return NOTHING
         tx.keep_operation()
         return decisions
 
-    def _changes_nothing(self, news: TaskNews) -> bool:
+    def _changes_nothing(self, notice: TaskNotice) -> bool:
         """Whether these are the usual ends of mail and delivery of a task that is accepted."""
-        if isinstance(news, TurnEnded):
-            return self.reports.is_being_settled(news.info.event_id)
-        return isinstance(news, DeliveryEnded) and news.outcome in ("ok", "kept")
+        if isinstance(notice, TurnEnded):
+            return self.reports.is_being_settled(notice.info.event_id)
+        return isinstance(notice, DeliveryEnded) and notice.outcome in ("ok", "kept")
 
-    def _apply(self, tx: Tx, news: TaskNews) -> Decisions:
-        if isinstance(news, str):
-            return self.requested.complete_with_blob(tx, news)
-        if isinstance(news, TaskReported):
-            return self.requested.apply_report(tx, news)
-        if isinstance(news, ForwardMail):
-            return self.executed.hand_over_task(tx, news)
-        if isinstance(news, TaskRequested):
-            self._apply_request(tx, news)
-        elif isinstance(news, JournalLost):
-            self.requested.end_forgotten_tasks(tx, news.node)
-            self.restored.report_ends_again(tx, news.node)
-        elif isinstance(news, DeliveryEnded):
-            self._end_undelivered(tx, news)
+    def _apply(self, tx: Tx, notice: TaskNotice) -> Decisions:
+        if isinstance(notice, str):
+            return self.requested.complete_with_blob(tx, notice)
+        if isinstance(notice, TaskReported):
+            return self.requested.apply_report(tx, notice)
+        if isinstance(notice, ForwardMail):
+            return self.executed.hand_over_task(tx, notice)
+        if isinstance(notice, TaskRequested):
+            self._apply_request(tx, notice)
+        elif isinstance(notice, JournalLost):
+            self.requested.end_forgotten_tasks(tx, notice.node)
+            self.restored.report_ends_again(tx, notice.node)
+        elif isinstance(notice, DeliveryEnded):
+            self._end_undelivered(tx, notice)
         else:
-            self._apply_turn_end(tx, news)
+            self._apply_turn_end(tx, notice)
         return NOTHING
 
     def _apply_turn_end(self, tx: Tx, turn: TurnEnded) -> None:
@@ -148,13 +148,13 @@ class TaskEngine:
             self.executed.refuse_task(tx, task, code, error)
 
 
-def _subject_of(news: TaskNews) -> str:
-    if isinstance(news, TaskRequested | TaskReported):
-        return f"{news.source}/{news.envelope.event_id}"
-    if isinstance(news, TurnEnded):
-        return news.info.event_id
-    if isinstance(news, ForwardMail):
-        return news.msg_id
-    if isinstance(news, JournalLost):
-        return news.node
-    return news if isinstance(news, str) else news.event_id
+def _subject_of(notice: TaskNotice) -> str:
+    if isinstance(notice, TaskRequested | TaskReported):
+        return f"{notice.source}/{notice.envelope.event_id}"
+    if isinstance(notice, TurnEnded):
+        return notice.info.event_id
+    if isinstance(notice, ForwardMail):
+        return notice.msg_id
+    if isinstance(notice, JournalLost):
+        return notice.node
+    return notice if isinstance(notice, str) else notice.event_id

@@ -22,6 +22,8 @@ from gatepost.events import (
     parse_event_id,
 )
 from gatepost.journal.transaction import Tx
+from gatepost.mailbox import MailState
+from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS
 
 # Bounds on the work that one event, or one answer, costs its gateway.
 _ROWS = 200
@@ -52,17 +54,22 @@ _INBOX = """
 SELECT source, state, mailbox, sender, at, reason FROM inbox WHERE source = ? AND event_id = ?
 """
 _SOURCES = "SELECT DISTINCT source FROM cursor"
-_MAIL = """
+_MAIL = f"""
 SELECT m.state, m.attempt, m.settled_at, m.not_before, d.failed_at, d.reason, l.consumer
 FROM mail m JOIN mailbox b ON b.id = m.mailbox
 LEFT JOIN dead_letter d ON d.id = m.id
-LEFT JOIN lease l ON l.slot IN (m.id, m.id >> 38) AND l.id = m.lease
+LEFT JOIN lease l ON l.slot IN (m.id, m.id >> {PAIR_NUMBER_BITS}) AND l.id = m.lease
 WHERE b.name = ? AND m.msg_id = ?
 """
-_HANDED_ON = "SELECT event_id, at FROM forwarded WHERE source = ? AND original = ?"
+_FORWARDED = "SELECT event_id, at FROM forwarded WHERE source = ? AND original = ?"
 _SENT_IN = f"SELECT event_id FROM delivery WHERE corr_id = ? ORDER BY event_id LIMIT {_EVENTS}"
 _TAKEN_IN = f"SELECT event_id FROM inbox WHERE corr_id = ? ORDER BY event_id LIMIT {_EVENTS}"
-_MAIL_WORDS = {0: "waiting", 1: "in_hand", 2: "backing_off"}
+# The steps of mail that is not settled.
+_OPEN_MAIL_STEPS = {
+    MailState.PENDING: "waiting",
+    MailState.IN_FLIGHT: "in_hand",
+    MailState.NACKED: "backing_off",
+}
 
 
 class EventTrace:
@@ -135,12 +142,12 @@ class EventTrace:
         event = format_event_id(id)
         found = (self._tx.fetch_one(_INBOX, (source, id)) for source in self._sources())
         for source, state, mailbox, sender, at, reason in filter(None, found):
-            word = "taken" if state == "accepted" else str(state)
-            yield TraceStep(at, word, event, "", sender, mailbox, source, _join_details(reason))
+            what = "taken" if state == "accepted" else str(state)
+            yield TraceStep(at, what, event, "", sender, mailbox, source, _join_details(reason))
             yield from self._mail_steps(id, mailbox)
-            for ours, handed in self._tx.fetch_all(_HANDED_ON, (source, id)):
+            for ours, forwarded_at in self._tx.fetch_all(_FORWARDED, (source, id)):
                 detail = f"as {format_event_id(ours)}"
-                yield TraceStep(handed, "forwarded", event, "", sender, mailbox, "", detail)
+                yield TraceStep(forwarded_at, "forwarded", event, "", sender, mailbox, "", detail)
 
     def _sources(self) -> list[str]:
         if self._peer is not None:
@@ -154,10 +161,10 @@ class EventTrace:
             return
         state, attempt, settled, not_before, failed, reason, consumer = row
         turns = f"attempt {attempt + 1}"
-        if state in _MAIL_WORDS:
-            word, at = _MAIL_WORDS[state], self._tx.now
-            more = f"until {not_before}" if word == "backing_off" else consumer
-            yield TraceStep(at, word, event, "", "", mailbox, "", _join_details(turns, more))
+        if state in _OPEN_MAIL_STEPS:
+            what, at = _OPEN_MAIL_STEPS[state], self._tx.now
+            more = f"until {not_before}" if state == MailState.NACKED else consumer
+            yield TraceStep(at, what, event, "", "", mailbox, "", _join_details(turns, more))
         elif failed is not None:
             yield TraceStep(
                 failed, "turn_failed", event, "", "", mailbox, "", _join_details(turns, reason)

@@ -177,7 +177,7 @@ class RelayHost:
         for key in [each for each in self._readings if each[0] in linked]:
             linked[key[0]].send_reading(self._readings.pop(key))
 
-    # -- news of a replica, for all readers
+    # -- changes of a replica, for all readers
 
     def announce_incarnations(self, incarnations: IncarnationsFrame) -> None:
         for part in self._parts:

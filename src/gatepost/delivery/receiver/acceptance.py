@@ -74,7 +74,11 @@ class AcceptanceCheck:
         agent = envelope.to_agent_id or ""
         if envelope.expires_at is not None and envelope.expires_at <= self._now:
             return "expired"
-        if not (envelope.kind == EventKind.REPLY or self.is_hosted(agent) or self._ends(envelope)):
+        if not (
+            envelope.kind == EventKind.REPLY
+            or self.is_hosted(agent)
+            or self._cancels_task(envelope)
+        ):
             # If the room still says it lives here, it did a moment ago.
             return NO_AGENT if self.is_unknown(agent) else "moved"
         if suspicion := self._suspicion_of(envelope):
@@ -160,7 +164,7 @@ class AcceptanceCheck:
                 return False
         return self._takes_mail(reply.to_agent_id or "")
 
-    def _ends(self, envelope: Envelope) -> bool:
+    def _cancels_task(self, envelope: Envelope) -> bool:
         """Whether it cancels a task of this gateway, perhaps of an agent that has moved since."""
         if envelope.kind != EventKind.TASK_CANCEL or envelope.ref_event_id is None:
             return False

@@ -10,6 +10,7 @@ from gatepost.delivery.receiver.inbox_table import InboxRow
 from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.events import Envelope, Receipt, Signal, parse_event_id
 from gatepost.journal.transaction import Tx
+from gatepost.mailbox import MailState
 
 _SELECT_MAIL = """
 SELECT m.state, d.reason FROM mail m JOIN mailbox b ON b.id = m.mailbox
@@ -21,7 +22,11 @@ _SELECT_OPEN_REPLY = """
 SELECT 1 FROM outbox o JOIN delivery d ON d.event_id = o.event_id
 WHERE o.ref_id = ? AND o.kind = 'reply' AND d.processed_at IS NULL LIMIT 1
 """
-_OUTCOMES = {3: "ok", 4: "dead_letter", 5: "expired"}
+_OUTCOMES = {
+    MailState.ACKED: "ok",
+    MailState.DEAD_LETTER: "dead_letter",
+    MailState.EXPIRED: "expired",
+}
 
 
 class ReceiptAnswers:

@@ -76,7 +76,7 @@ class OpenDelivery(NamedTuple):
 
     @property
     def known_verdict(self) -> str | None:
-        """The last word of its owner, if it is given up now."""
+        """The verdict to keep if the delivery is given up now: the last receipt of its owner."""
         return "accepted" if self.accepted_at is not None else None
 
 

@@ -3,7 +3,7 @@
 A pair keeps its route as long as it has one. When the route changes while other numbers are still
 open elsewhere, the pair is *moving*: the node that has later numbers holds them until the sender
 tells it that everything before is closed. The pair may move on, or back, meanwhile. A parked number
-is at no node, and whoever has later numbers waits for it.
+is at no node, and every node with later numbers waits for it.
 """
 
 from functools import partial

@@ -91,7 +91,7 @@ class DeliveryRecovery:
         return [*lost, ReaderResumed(node, incarnation), JournalLost(node)]
 
     def answer_restored(self, tx: Tx, restored: ReaderRestored) -> Decisions:
-        """A restored reader waits for our word which events are new to it.
+        """A restored reader asks which events of our outbox are new to it.
 
         The answer may be long. A reader that asks too often gets it when it asks again later.
         """
