@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gatepost.errors import InvalidRequest, PayloadTooLarge, RateLimited
 from gatepost.gateway.api.operations import Operations, operation_weight
@@ -28,6 +29,7 @@ from gatepost.wire import (
     PurgeDeadLetter,
     Register,
     Send,
+    Sent,
     Subscribe,
     Unsubscribe,
 )
@@ -187,6 +189,22 @@ async def test_await_returns_when_the_turn_has_ended_or_time_is_up(state: Path) 
         (message,) = await _lease(operations, "bob")
         await operations.perform(Ack(mailbox="bob", receipts=[message.receipt]))
         assert (await waiting).result.state == "processed"
+
+
+async def test_a_wait_that_runs_out_tells_how_far_the_message_is_by_then(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(state) as operations:
+        await operations.perform(Register(agent="bob"))
+        (sent,) = await _send(operations, NewSend("al", "bob", Raw(b"1")))
+        sent_messages, wait = operations.core.delivery.sent, operations.core.delivery.sent.wait
+
+        def wait_since_before_it_was_accepted(*arguments: Any) -> Sent:
+            return replace(wait(*arguments), state="emitted", accepted_at=None)
+
+        monkeypatch.setattr(sent_messages, "wait", wait_since_before_it_was_accepted)
+        awaited = await operations.perform(Await(event_id=sent.event_id, wait_secs=0.01))
+        assert (awaited.result.state, awaited.result.accepted_at) == ("accepted", sent.accepted_at)
 
 
 async def test_waiting_for_receipts_covers_every_copy(state: Path) -> None:

@@ -126,9 +126,11 @@ class SendOperations:
             )
             if is_reached(sent, until):
                 reached.cancel()
-            elif await self._waits.wait_for(reached, secs):
+                return sent
+            if await self._waits.wait_for(reached, secs):
                 return reached.result()
         finally:
             if not reached.done():
                 self._core.submit(lambda tx: sent_messages.stop_waiting(id, resolve_wait))
-        return sent
+        # The message may have come further meanwhile, though not as far as that.
+        return await self._core.read(lambda tx: sent_messages.status(tx, id))
