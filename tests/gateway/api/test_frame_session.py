@@ -70,6 +70,29 @@ async def test_answers_of_one_group_leave_in_one_frame_and_in_order(state: Path)
         assert [answer["re"] for answer in json.loads(frame)[1:]] == list(range(1, 20))
 
 
+@pytest.mark.parametrize(
+    ("frame", "answered"),
+    [
+        ('{"op": "peek", "id": 7, "mailbox": "b", "foo": 1}', [7]),
+        ('{"id": 8, "op": "no_such_operation"}', [8]),
+        ('[{"op": "purge", "id": 1, "mailbox": "b"}, {"op": "peek", "id": 2}]', [1, 2]),
+        ('{"op": "peek", "id": "seven", "mailbox": "b"}', [None]),
+        ("no JSON", [None]),
+    ],
+)
+async def test_a_refused_frame_is_answered_under_the_ids_of_its_operations(
+    state: Path, frame: str, answered: list[int | None]
+) -> None:
+    async with opened(state) as operations:
+        peer = Peer(operations)
+        peer.session.receive_frame(frame)
+        answers = await peer.heard(len(answered))
+        assert [(each["op"], each.get("re")) for each in answers] == [
+            ("failed", id) for id in answered
+        ]
+        assert not peer.session.has_pending_replies
+
+
 async def test_a_client_with_too_much_under_way_must_wait(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

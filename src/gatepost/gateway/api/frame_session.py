@@ -59,8 +59,29 @@ _frame_decoder: msgspec.json.Decoder[Op | list[Op]] = msgspec.json.Decoder(
 _reply_encoder = msgspec.json.Encoder()
 
 
+class _OperationId(msgspec.Struct):
+    """The id of an operation whose other fields may be wrong."""
+
+    id: int = 0
+
+
+_ids_decoder: msgspec.json.Decoder[_OperationId | list[_OperationId]] = msgspec.json.Decoder(
+    _OperationId | Annotated[list[_OperationId], msgspec.Meta(max_length=4096)]
+)
+
+
 def read_frame(frame: bytes | str) -> Op | list[Op]:
     return decode_json(_frame_decoder, frame, "bad frame: ")
+
+
+def _read_ids(frame: bytes | str) -> list[int]:
+    """Return the ids of a frame that is no operation, for its answers; 0 stands for none."""
+    try:
+        found = _ids_decoder.decode(frame)
+    except (ValueError, RecursionError):
+        return [0]
+    ids = found if isinstance(found, list) else [found]
+    return list(dict.fromkeys(each.id for each in ids)) or [0]
 
 
 class OperationAuthority(Protocol):
@@ -120,7 +141,8 @@ class FrameSession:
         try:
             ops = read_frame(frame)
         except InvalidRequest as error:
-            self.send_failure(error)
+            for re in _read_ids(frame):
+                self._queue_reply(Failed(re=re, error=Failure.from_error(error)))
             return
         for op in ops if isinstance(ops, list) else (ops,):
             self._admit_operation(op)
