@@ -12,11 +12,18 @@ import apsw
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from gatepost.errors import StorageFailed
+from gatepost.gateway.hub import session_manager
+from gatepost.gateway.hub.session_manager import SessionManager
+from gatepost.hub.policy import Operator
 from gatepost.hub.runtimes.control_group import ControlGroup
 from gatepost.hub.runtimes.process_identity import pids_with_variable
 from gatepost.hub.runtimes.process_runtime import SESSION_VARIABLE
+from gatepost.hub.runtimes.runtime import SessionExit, SessionHandle, SessionSpec
 from gatepost.hub.sessions import session_name
+from gatepost.task_wire import NewTask
 from tests.gateway.hub.hub_client import HubClient
+from tests.gateway.tools import opened
 from tests.waiting import wait_until
 
 
@@ -288,3 +295,62 @@ def test_many_tasks_leave_no_descriptors_processes_or_memory_behind(tmp_path: Pa
         assert _query(hub, "SELECT 1 FROM task_token WHERE revoked_at IS NULL") == []
         # The spawner stays, and up to four supervisors that wait for other sessions.
         wait_until(lambda: len(process.children(recursive=True)) <= 5, 30)
+
+
+class BriefRuntime:
+    """A runtime whose sessions end at once, with a result that is kept as a blob."""
+
+    def folder_inside(self, folder: Path) -> str:
+        return str(folder)
+
+    socket_inside = folder_inside
+
+    async def launch(self, spec: SessionSpec, report: object) -> SessionHandle:
+        (spec.folder / "work").mkdir(parents=True)
+        (spec.folder / "work" / "result.json").write_text(json.dumps("x" * 100_000))
+        return SessionHandle(spec.name, {})
+
+    async def wait(self, handle: SessionHandle) -> SessionExit:
+        return SessionExit("exited", 0)
+
+    async def remove_orphans(self, known: object) -> list[str]:
+        return []
+
+    async def close(self) -> None: ...
+
+
+def refuse_twice(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception
+) -> None:
+    """Let two calls of a method fail, and all after them succeed."""
+    working, failures = getattr(owner, name), [error, error]
+
+    def call(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return working(*arguments)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.anyio
+async def test_the_end_of_a_session_is_noted_once_the_disk_has_space_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_manager, "_RETRY_SECS", 0.001)
+    async with opened(tmp_path / "g") as operations:
+        core = operations.core
+        core.registry.load_files({"brief.json": b'{"name": "brief", "command": ["true"]}'})
+        core.agents.hub_run = frozenset({"brief"})
+        runtime: Any = BriefRuntime()
+        manager = SessionManager(core, {"process": runtime}, {})
+        operations.tasks.watchers.listeners.append(manager.task_changed)
+        refuse_twice(monkeypatch, core, "keep_payload", OSError("no space left"))
+        refuse_twice(monkeypatch, core.tasks.session_tasks, "note_ended", StorageFailed("full"))
+        await core.commit(lambda tx: core.agents.register(tx, "brief", "internal"))
+        async with manager.running():
+            new = NewTask("al", "be brief", ["brief"])
+            (task,) = await operations.tasks.create_tasks(new, Operator())
+            ended = await operations.tasks.show_task(task.id, 30)
+        assert ended.state == "completed"
+        assert manager.session_count == 0

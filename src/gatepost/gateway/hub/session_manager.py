@@ -7,7 +7,7 @@ of those at once: the end of the one and the start of the other are written whil
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,9 @@ from gatepost.journal import Tx
 log = logging.getLogger(__name__)
 
 _RETRY_SECS = 1.0
+# The end of a session is noted again and again for about a day: a disk may be full that long.
+_NOTE_RETRY_SECS = 60.0
+_NOTE_TRIES = 1440
 _LOOK_SECS = 30.0
 _ERROR_LOG_BYTES = 500
 
@@ -189,7 +192,12 @@ class SessionManager:
             handle = await runtime.launch(spec, partial(self._note_state, id))
         except GatepostError as failure:
             error = failure
-            await self._core.commit(lambda tx: self._records.fail_launch(tx, id, name, error))
+            await self._persist(
+                name,
+                lambda: self._core.commit(
+                    lambda tx: self._records.fail_launch(tx, id, name, error)
+                ),
+            )
             return
         self._handles[id] = (runtime, handle)
         # The journal keeps the order: the end of this session is noted after its start.
@@ -229,13 +237,29 @@ class SessionManager:
         # The end of its task must not stop it again.
         self._handles.pop(id, None)
         self.states[id] = SessionState.RECYCLING
-        result = await self.contents.read_result(name, id) if ended.is_success else None
         detail = self._describe_end(runtime, name, ended)
+        await self._persist(name, lambda: self._note_end(id, name, ended, detail))
+
+    async def _note_end(self, id: str, name: str, ended: SessionExit, detail: str) -> None:
+        result = await self.contents.read_result(name, id) if ended.is_success else None
         noted = self._core.begin_commit(
             lambda tx: self._records.note_ended(tx, id, name, ended, result, detail)
         )
         self._leave_place(name)
         await noted
+
+    async def _persist(self, name: str, note: Callable[[], Awaitable[None]]) -> None:
+        """Note the end of a session, again if that fails: its task is open until it is noted."""
+        pause = _RETRY_SECS
+        for attempt in range(_NOTE_TRIES):
+            try:
+                return await note()
+            except (GatepostError, OSError) as error:
+                if not attempt:
+                    log.warning("the end of session %s is noted later: %s", name, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _NOTE_RETRY_SECS)
+        await note()
 
     def _describe_end(self, runtime: SessionRuntime, name: str, ended: SessionExit) -> str:
         if ended.is_success:
