@@ -350,6 +350,18 @@ def test_a_sandboxed_session_sees_nothing_of_another(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
+def test_a_signal_in_the_sandbox_is_a_signal_and_not_an_exit(tmp_path: Path) -> None:
+    async def body(sessions: Sessions) -> None:
+        handle = await sessions.launch("sh", "-c", "kill -9 $$")
+        ended = await sessions.runtime.wait(handle)
+        assert (ended.code, ended.is_lost) == (-signal.SIGKILL, True)
+        handle = await sessions.launch("sh", "-c", "exit 3")
+        assert (await sessions.runtime.wait(handle)).code == 3
+
+    run(body, tmp_path, sandbox="auto")
+
+
+@needs_bubblewrap
 def test_a_hardened_session_has_no_network_unless_it_asks(tmp_path: Path) -> None:
     async def count_interfaces(sessions: Sessions, network: bool | None) -> int:
         command = ("sh", "-c", "grep -c : /proc/net/dev")

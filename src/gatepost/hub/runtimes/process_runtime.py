@@ -145,10 +145,12 @@ class ProcessRuntime:
 
     def _describe_launch(self, spec: SessionSpec) -> dict[str, Any]:
         limits = spec.definition.limits
+        command = self._wrap_command(spec)
         return {
             "folder": str(spec.folder),
             "name": spec.name,
-            "command": self._wrap_command(spec),
+            "command": command,
+            "is_sandboxed": command != list(spec.definition.command),
             "environment": {**spec.environment, SESSION_VARIABLE: spec.name},
             "work": str(spec.folder / WORK_FOLDER),
             "log_bytes": spec.log_bytes,

@@ -39,6 +39,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _READ_BYTES = 65_536
 _DRAIN_SECS = 1.0
 _KILL_PAUSE_SECS = 0.005
+_SIGNAL_BASE = 128
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
@@ -99,13 +100,20 @@ class SessionSupervisor:
         self._end_leftovers()
         self._drain_output()
         self._clean_up()
-        code = os.waitstatus_to_exitcode(self._status or 0)
+        code = self._exit_code()
         ended = {"reason": self._reason, "code": code, "at": time.time_ns() // 1_000_000}
         # Its existence alone says that the session has ended, so it must be complete at once. The
         # status file becomes it: to make another file costs more than to rename one.
         _write_file(f"{self._folder}/{STATUS_FILE}", self._identity | ended)
         os.replace(f"{self._folder}/{STATUS_FILE}", f"{self._folder}/{EXIT_FILE}")  # noqa: PTH105
         os.close(self._output)
+
+    def _exit_code(self) -> int:
+        """The exit code of the command; negative for a signal, in a sandbox too."""
+        code = os.waitstatus_to_exitcode(self._status or 0)
+        # Bubblewrap exits with such a code if a signal ended the command.
+        is_signal = self._launch["is_sandboxed"] and code > _SIGNAL_BASE
+        return _SIGNAL_BASE - code if is_signal else code
 
     # -- the command
 
