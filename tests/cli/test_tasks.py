@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gatepost.cli.task_progress import describe_progress
+from gatepost.cli.options import DEFAULT_OUTPUT
+from gatepost.cli.task_progress import TaskProgress, describe_progress
 from gatepost.task_wire import TaskView
 from tests.cli.conftest import Cli
 from tests.waiting import wait_until
@@ -13,7 +14,8 @@ from tests.waiting import wait_until
 
 def define(cli: Cli, name: str, script: str) -> None:
     file = cli.home / "agents" / f"{name}.json"
-    file.write_text(json.dumps({"name": name, "command": ["sh", "-c", script]}))
+    definition = {"name": name, "command": ["sh", "-c", script], "eta_seconds": 60}
+    file.write_text(json.dumps(definition))
     wait_until(lambda: name in [each["id"] for each in cli.call("GET", "/agents")])
 
 
@@ -37,6 +39,7 @@ def test_create_list_show_logs_and_await(cli: Cli, copier: str, tmp_path: Path) 
     assert id in cli.ok("task", "list", "--agent", copier, "--status", "completed")
     shown = cli.ok("task", "show", id)
     assert shown.startswith(f"{id} for copier, completed") and "requested by: cli" in shown
+    assert "  ETA: 20" in shown
     assert cli.ok("task", "logs", id) == "working\n"
     assert cli.ok("task", "logs", id, "-f") == "working\n"
     assert cli.ok("task", "logs", id, "--tail", "3") == "ng\n"
@@ -78,3 +81,16 @@ def test_progress_in_a_few_words() -> None:
     task = TaskView("1", "bob", "running", "running", "al", eta_at=90_000, note="half\x1b[2J")
     assert describe_progress(task, 30) == "bob running, ETA 1 min, half\\x1b[2J"
     assert describe_progress(task, 100) == "bob running, late, half\\x1b[2J"
+    ended = TaskView("1", "bob", "completed", "completed", "al", eta_at=90_000, ended_at=80_000)
+    assert describe_progress(ended, 80) == "bob completed"
+
+
+def test_the_time_that_is_left_passes_while_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = TaskView("1", "bob", "running", "running", "al", eta_at=90_000)
+    shown = TaskProgress(task, DEFAULT_OUTPUT)
+    monkeypatch.setattr("time.time", lambda: 30.0)
+    assert shown.__rich__().plain == "bob running, ETA 1 min"
+    monkeypatch.setattr("time.time", lambda: 88.0)
+    assert shown.__rich__().plain == "bob running, ETA 2 s"

@@ -3,11 +3,14 @@
 import sys
 import time
 from contextlib import ExitStack
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from gatepost.cli.options import OutputOptions
 from gatepost.cli.output import escape_control_chars, format_duration
 from gatepost.task_wire import TaskView
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 class TaskProgress:
@@ -26,7 +29,7 @@ class TaskProgress:
             self._bar = self._stack.enter_context(
                 progress.Progress(
                     progress.SpinnerColumn(),
-                    progress.TextColumn("{task.description}", markup=False),
+                    progress.RenderableColumn(self),
                     progress.BarColumn(),
                     progress.TaskProgressColumn(),
                     progress.TimeElapsedColumn(),
@@ -34,22 +37,28 @@ class TaskProgress:
                     transient=True,
                 )
             )
-            self._line = self._bar.add_task(describe_progress(self._task, time.time()), total=1.0)
+            self._line = self._bar.add_task("", total=1.0)
         return self
+
+    def __rich__(self) -> "Text":
+        """The line as it is now: the time that is left passes between changes of the task."""
+        from rich.text import Text
+
+        return Text(describe_progress(self._task, time.time()))
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def show(self, task: TaskView) -> None:
+        self._task = task
         if self._is_drawn:
-            text = describe_progress(task, time.time())
-            self._bar.update(self._line, completed=task.progress or 0.0, description=text)
+            self._bar.update(self._line, completed=task.progress or 0.0)
 
 
 def describe_progress(task: TaskView, now: float) -> str:
     """The state of a task in a few words: its status, its ETA and its last note."""
     parts = [f"{task.agent_name} {task.status}"]
-    if task.eta_at is not None:
+    if task.eta_at is not None and not task.has_ended:
         left = task.eta_at / 1000 - now
         parts.append(f"ETA {format_duration(left)}" if left > 0 else "late")
     if task.note:

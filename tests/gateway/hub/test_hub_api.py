@@ -1,14 +1,22 @@
 """The hub's API over HTTP: who may do what, and what each answer is."""
 
+import asyncio
 import json
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
 import httpx
 import pytest
 
+from gatepost.errors import NotFound
+from gatepost.gateway.hub.hub_api import HubApi
+from gatepost.hub.policy import Operator
+from gatepost.task_wire import NewTask
 from tests.gateway.hub.hub_client import HubClient
+from tests.gateway.tools import opened
 from tests.waiting import wait_until
 
 UNKNOWN = "01a1e43d-9d8d-718e-9067-c0d71feb1aaf"
@@ -241,6 +249,28 @@ def test_a_log_can_be_followed(hub: HubClient) -> None:
     second = hub.get(f"tasks/{id}/log", offset=4, wait_secs=30)
     assert (second["offset"], second["text"]) == (4, "two\n")
     wait_until(lambda: hub.get(f"tasks/{id}/log", offset=8, wait_secs=30)["is_complete"])
+
+
+@pytest.mark.anyio
+async def test_a_log_that_has_not_begun_is_waited_for_and_one_kept_elsewhere_is_none(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path / "g") as operations:
+        core = operations.core
+        service: Any = SimpleNamespace(core=core, operations=operations)
+        auth: Any = None
+        api = HubApi(service, auth)
+        core.registry.load_files({"run.json": b'{"name": "run", "command": ["true"]}'})
+        core.agents.hub_run = frozenset({"run"})
+        for name in ("run", "free"):
+            await core.commit(lambda tx, name=name: core.agents.register(tx, name, "internal"))  # type: ignore[misc]
+        new = NewTask("al", "do it", ["run", "free"])
+        run, free = await operations.tasks.create_tasks(new, Operator())
+        reading = asyncio.create_task(api.read_log(run.id, 0, 30))
+        await operations.tasks.cancel_task(run.id, "enough")
+        assert (await reading).is_complete
+        with pytest.raises(NotFound, match="free runs by itself"):
+            await api.read_log(free.id, 0, 30)
 
 
 def test_large_inputs_and_results_are_blobs(hub: HubClient) -> None:

@@ -356,6 +356,8 @@ def _print_task(task: TaskView) -> None:
         "requested at": task.requester_node,
         "capability": task.capability_id,
         "created": output.format_ago(task.created_at),
+        "ETA": None if task.eta_at is None else output.format_time(task.eta_at),
+        "attempt": task.attempt if task.attempt > 1 else None,
         "progress": None if task.progress is None else f"{task.progress:.0%}",
         "note": task.note,
         "session": task.session_name and f"{task.session_name}, {task.session_state}",

@@ -12,7 +12,7 @@ from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gatepost.delivery.blob_records import find_key_for_agent
-from gatepost.errors import InvalidRequest, Unavailable
+from gatepost.errors import InvalidRequest, NotFound, Unavailable
 from gatepost.events import AgentId, Digest, EventId, MsgId, parse_event_id
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.route_decorators import delete, get, post
@@ -139,14 +139,18 @@ class HubApi:
         return task
 
     async def read_log(self, id: str, offset: int, wait_secs: float) -> LogView:
-        """A piece of the log. Waits for output if there is none yet and the session still runs."""
+        """A piece of the log. Waits for output if there is none yet and the session has not ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_secs, self.core.settings.limits.long_poll_max_secs)
         while True:
             session = await self.core.read(lambda tx: sessions.find_session(tx, id))
             task = await self.core.read(lambda tx: tasks.load_task(tx, id))
             if session is None:
-                return LogView(0, 0, "", task.has_ended)
+                _require_log(task)
+                if task.has_ended or loop.time() >= deadline:
+                    return LogView(0, 0, "", task.has_ended)
+                await self.tasks.show_task(id, deadline - loop.time(), task.updated_at)
+                continue
             read = self.service.sessions.read_log
             piece = await asyncio.to_thread(read, session, offset, _LOG_BYTES)
             is_ended = session.ended_at is not None
@@ -196,6 +200,14 @@ class HubApi:
             pending.cancel()
             await asyncio.gather(pending, return_exceptions=True)
             await changes.aclose()  # type: ignore[attr-defined]
+
+
+def _require_log(task: Task) -> None:
+    """Raise NotFound for a task that no session of this gateway executes."""
+    if task.executor == "remote":
+        raise NotFound(f"{task.executor_node} executes task {task.id}: its log is there")
+    if task.executor == "agent":
+        raise NotFound(f"{task.agent} runs by itself, so task {task.id} has no log here")
 
 
 def _task_event(task: Task) -> ServerSentEventMessage:
