@@ -2,7 +2,13 @@ import pytest
 
 from gatepost.errors import UnknownAgent
 from gatepost.hub.agent_definition import AgentDefinition
-from gatepost.hub.registry import MAX_FILE_BYTES, MAX_FILES, AgentRegistry, parse_definition
+from gatepost.hub.registry import (
+    MAX_FILE_BYTES,
+    MAX_FILES,
+    AgentRegistry,
+    FileContent,
+    parse_definition,
+)
 
 SEED = b"""{
   "name": "code-reviewer",
@@ -44,12 +50,17 @@ def test_a_command_alone_runs_as_a_process() -> None:
         (b'{"name": "a", "command": ["x"], "runtime": "docker"}', 0, "needs an `image`"),
         (b"\xff", 1, "invalid"),
         (b"", 0, "truncated"),
+        (b'{\n "name": "a",\n "command": ["x"]\n', 3, "truncated"),
+        (b'{"name": "hub", "command": ["x"]}', 0, "no agent can have the name 'hub'"),
+        (b'{"name": "operator", "command": ["x"]}', 0, "the hub uses it"),
+        (b'{"name": "a", "command": ["x"], "max_sessions": 1}', 1, "unknown field"),
+        (PermissionError(13, "Permission denied"), 0, "it cannot be read: Permission denied"),
         (b"[]", 0, "Expected `object`"),
         (b" " * (MAX_FILE_BYTES + 1), 0, "more than"),
     ],
 )
 def test_a_broken_file_is_reported_with_line_and_reason_and_harms_no_other(
-    content: bytes, line: int, reason: str
+    content: FileContent, line: int, reason: str
 ) -> None:
     registry = AgentRegistry()
     registry.load_files({"a.json": content, "b.json": definition("b")})

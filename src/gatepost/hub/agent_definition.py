@@ -10,6 +10,8 @@ RuntimeName = Literal["process", "docker"]
 
 _VARIABLE = r"\A[A-Za-z_][A-Za-z0-9_]{0,127}\Z"
 _MIB = 1024 * 1024
+# Messages to the first are for the hub itself, and tasks of the second are the operator's.
+RESERVED_NAMES = ("hub", "operator")
 
 Argument = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")]
 VariableName = Annotated[str, Meta(pattern=_VARIABLE, max_length=128)]
@@ -54,10 +56,11 @@ class AgentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     secrets: Annotated[tuple[SecretName, ...], Meta(max_length=64)] = ()
     network: bool | None = None
     eta_seconds: Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)] | None = None
-    max_sessions: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     limits: SessionLimits = SessionLimits()
 
     def __post_init__(self) -> None:
+        if self.name in RESERVED_NAMES:
+            raise ValueError(f"no agent can have the name {self.name!r}: the hub uses it")
         if not self.command and not self.image:
             raise ValueError("an agent needs a `command`, or an `image`")
         if self.runtime == "process" and not self.command:

@@ -12,9 +12,13 @@ from gatepost.hub.agent_definition import AgentDefinition
 MAX_FILE_BYTES = 64 * 1024
 MAX_FILES = 1000
 
+# The content of a file, or the reason why it cannot be read.
+FileContent = bytes | OSError
+
 _decoder = msgspec.json.Decoder(AgentDefinition)
 _BYTE_IN_ERROR = re.compile(r"\(byte (\d+)\)")
 _PATH_IN_ERROR = re.compile(r"- at `(\$[^`]*)`")
+_END_IN_ERROR = "Input data was truncated"
 _UNKNOWN_FIELD_IN_ERROR = re.compile(r"unknown field `([^`]+)`")
 
 
@@ -44,7 +48,7 @@ class AgentRegistry:
         self.agents: dict[str, AgentDefinition] = {}
         self.problems: list[RegistryProblem] = []
 
-    def load_files(self, files: Mapping[str, bytes]) -> None:
+    def load_files(self, files: Mapping[str, FileContent]) -> None:
         """Replace all definitions by those of these files: name of the file → its content."""
         problems: list[RegistryProblem] = []
         good: dict[str, AgentDefinition] = {}
@@ -69,15 +73,21 @@ class AgentRegistry:
         return found
 
 
-def parse_definition(content: bytes) -> AgentDefinition:
+def parse_definition(content: FileContent) -> AgentDefinition:
     """Decode one file. ValueError says what is wrong with it."""
+    if isinstance(content, OSError):
+        raise ValueError(f"it cannot be read: {content.strerror}")
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"the file has more than {MAX_FILE_BYTES} bytes")
     return _decoder.decode(content)
 
 
-def find_line(content: bytes, error: ValueError) -> int:
+def find_line(content: FileContent, error: ValueError) -> int:
     """The line of a file that an error is about, from 1; 0 if it is about no line in particular."""
+    if isinstance(content, OSError):
+        return 0
+    if _END_IN_ERROR in str(error):
+        return len(content.splitlines())
     if (byte := _BYTE_IN_ERROR.search(str(error))) is not None:
         return content.count(b"\n", 0, int(byte[1])) + 1
     keys: list[str] = []

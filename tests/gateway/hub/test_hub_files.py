@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 from gatepost.gateway.hub.hub_files import PolicyFile, RegistryFolder, read_definition_files
@@ -21,7 +22,40 @@ def test_a_folder_tells_whether_its_definitions_changed(tmp_path: Path) -> None:
 def test_a_missing_folder_has_no_files_and_a_long_file_is_cut(tmp_path: Path) -> None:
     assert read_definition_files(tmp_path / "none") == {}
     (tmp_path / "a.json").write_bytes(b" " * (3 * MAX_FILE_BYTES))
-    assert len(read_definition_files(tmp_path)["a.json"]) == MAX_FILE_BYTES + 1
+    content = read_definition_files(tmp_path)["a.json"]
+    assert isinstance(content, bytes) and len(content) == MAX_FILE_BYTES + 1
+
+
+def test_an_agent_stays_while_its_file_cannot_be_read(tmp_path: Path) -> None:
+    registry = AgentRegistry()
+    folder = RegistryFolder(registry, tmp_path)
+    file = tmp_path / "a.json"
+    file.write_text('{"name": "a", "command": ["true"]}')
+    folder.load()
+    for make in (Path.mkdir, os.mkfifo):
+        file.unlink() if file.is_file() else None
+        make(file)
+        folder.load()
+        assert (list(registry.agents), len(registry.problems)) == (["a"], 1)
+        file.rmdir() if file.is_dir() else file.unlink()
+
+
+def test_a_policy_that_cannot_be_read_leaves_the_rules_and_at_start_denies_everything(
+    tmp_path: Path,
+) -> None:
+    policy, path = Policy(), tmp_path / "policy.cedar"
+    path.mkdir()
+    file = PolicyFile(policy, path)
+    file.load_first()
+    assert "cannot be read: Is a directory" in str(file.problem)
+    assert not policy.evaluate_message(Operator(), Hub(), "x").allowed
+    path.rmdir()
+    file.load()
+    assert file.problem is None
+    path.mkdir()
+    file.load()
+    assert "cannot be read" in str(file.problem)
+    assert policy.evaluate_message(Operator(), Hub(), "x").allowed
 
 
 def test_a_broken_policy_at_start_denies_everything_until_it_is_mended(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ class HubApi:
         return task
 
     async def read_log(self, id: str, offset: int, wait_secs: float) -> LogView:
-        """A piece of the log. Waits for output if there is none yet and the session has not ended."""
+        """A piece of the log. Waits for output if there is none yet and more may follow."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_secs, self.core.settings.limits.long_poll_max_secs)
         while True:

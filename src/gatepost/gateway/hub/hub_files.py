@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from gatepost.errors import InvalidPolicy
 from gatepost.gateway.api.folder_watch import ALL_CHANGES, watch_folder
 from gatepost.hub.policy import MAX_POLICY_BYTES, Policy
 from gatepost.hub.policy_language import DEFAULT_POLICY
-from gatepost.hub.registry import MAX_FILE_BYTES, AgentRegistry
+from gatepost.hub.registry import MAX_FILE_BYTES, AgentRegistry, FileContent
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +36,25 @@ class RegistryFolder:
         return before != after
 
 
-def read_definition_files(folder: Path) -> dict[str, bytes]:
+def read_definition_files(folder: Path) -> dict[str, FileContent]:
     """The JSON files of a folder, each read one byte further than it may be long."""
-    files: dict[str, bytes] = {}
+    files: dict[str, FileContent] = {}
     if not folder.is_dir():
         return files
     for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            files[path.name] = file.read(MAX_FILE_BYTES + 1)
+        try:
+            with open(path, "rb", opener=_open_without_waiting) as file:
+                files[path.name] = file.read(MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            continue  # It was removed in the meantime.
+        except OSError as error:
+            files[path.name] = error
     return files
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """A pipe would have to be written to before it can be opened."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class PolicyFile:
@@ -52,7 +63,7 @@ class PolicyFile:
     def __init__(self, policy: Policy, path: Path) -> None:
         self._policy = policy
         self.path = path
-        self._content: bytes | None = _NO_FILE
+        self._content: FileContent | None = _NO_FILE
         self.problem: str | None = None
 
     def load_first(self) -> None:
@@ -69,21 +80,26 @@ class PolicyFile:
         try:
             self._policy.replace_rules(DEFAULT_POLICY if content is None else _decode(content))
         except InvalidPolicy as error:
-            self.problem = f"{self.path.name} is not used: {error.message}"
-            log.warning("%s", self.problem)
+            before, self.problem = self.problem, f"{self.path.name} is not used: {error.message}"
+            if self.problem != before:
+                log.warning("%s", self.problem)
         else:
             log.info("the policy of the hub was loaded")
             self.problem = None
 
-    def _read(self) -> bytes | None:
+    def _read(self) -> FileContent | None:
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_open_without_waiting) as file:
                 return file.read(MAX_POLICY_BYTES + 1)
         except FileNotFoundError:
             return _NO_FILE
+        except OSError as error:
+            return error
 
 
-def _decode(content: bytes) -> str:
+def _decode(content: FileContent) -> str:
+    if isinstance(content, OSError):
+        raise InvalidPolicy(f"it cannot be read: {content.strerror}")
     try:
         return content.decode()
     except UnicodeDecodeError:
