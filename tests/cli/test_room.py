@@ -100,6 +100,16 @@ def test_joining_says_what_was_wrong(pair: tuple[Cli, Cli], tmp_path: Path) -> N
     assert (missing.code, "cannot be read" in missing.err) == (2, True)
 
 
+@pytest.mark.parametrize("seed", ["vps.example:7433", "ftp://vps.example", "https://a b", ""])
+def test_joining_needs_an_address_and_says_which_form_it_has(
+    pair: tuple[Cli, Cli], tmp_path: Path, seed: str
+) -> None:
+    (tmp_path / "invite").write_text("nonsense\n")
+    result = pair[1]("join", seed, "--token-file", str(tmp_path / "invite"))
+    assert result.code == 2
+    assert f"{seed} is no address of a gateway: write https://HOST:PORT" in result.err
+
+
 def test_an_invite_is_withdrawn(pair: tuple[Cli, Cli]) -> None:
     invited = json.loads(pair[0].invite("--json"))
     id = invited["invite"]["id"]

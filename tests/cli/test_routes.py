@@ -94,7 +94,7 @@ def test_an_agent_is_given_away_and_not_taken(pair: tuple[Cli, Cli], bob: str) -
     # Jane lists an agent a moment before she can ask for it.
     wait_until(lambda: "gatepost agent give" in jane("agent", "claim", bob).err, 10)
     assert f"{bob}\tann" in ann.ok("agent", "list", "--room")
-    ann.ok("agent", "give", bob, "jane")
+    assert f"run `gatepost agent add {bob}` there" in ann.ok("agent", "give", bob, "jane")
     _eventually(ann, ["agent", "list", "--room"], f"{bob}\tjane")
     result = jane("agent", "claim", bob, "--override", "--json")
     assert (result.code, result.error["code"]) == (1, "forbidden")

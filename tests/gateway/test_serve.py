@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gatepost.config import Settings
 from gatepost.errors import ConfigError
 from gatepost.gateway import serve
 from gatepost.testing import GatewayProcess
@@ -220,3 +221,19 @@ def test_a_writer_that_hangs_is_seen_and_does_not_keep_the_process_from_ending(
         assert "gatepost_journal_busy_seconds 0.0" not in http.get("/metrics").text
         assert gateway.stop() == 1
     assert "did not stop within 1 s" in gateway.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("host", "bound", "local"),
+    [
+        ("0.0.0.0", "http://0.0.0.0:", "http://127.0.0.1:"),
+        ("127.0.0.1", "http://127.0.0.1:", "http://127.0.0.1:"),
+    ],
+)
+def test_the_log_names_the_address_it_listens_on_and_clients_get_one_they_can_use(
+    host: str, bound: str, local: str
+) -> None:
+    with socket.create_server((host, 0)) as listener:
+        port = listener.getsockname()[1]
+        assert serve._bound_url(Settings(), listener) == f"{bound}{port}"
+        assert serve._listener_url(Settings(), listener) == f"{local}{port}"

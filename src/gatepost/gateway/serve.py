@@ -77,7 +77,7 @@ async def _serve_clients(core: Core, server: uvicorn.Server, listener: socket.so
     """Accept connections until the server stops."""
     _start_listening(listener)
     core.state.write_endpoint(_local_endpoint(core, listener))
-    log.info("node %s listens on %s", core.node.id, _listener_url(core.settings, listener))
+    log.info("node %s listens on %s", core.node.id, _bound_url(core.settings, listener))
     # Objects that exist now live as long as the process, and messages make no cycles. So the
     # garbage collector skips the former and runs rarely for the latter.
     gc.freeze()
@@ -242,9 +242,15 @@ def _check_tls(settings: Settings) -> None:
 
 def _listener_url(settings: Settings, listener: socket.socket) -> str:
     """Return the URL for clients on this machine; a wildcard address is reached by loopback."""
+    host = listener.getsockname()[0]
+    return _bound_url(settings, listener, _LOOPBACK_OF_WILDCARD.get(host, host))
+
+
+def _bound_url(settings: Settings, listener: socket.socket, host: str | None = None) -> str:
+    """Return the URL of the address that the listener is bound to, or of `host` instead."""
     scheme = "https" if settings.listen.tls_cert else "http"
-    host, port = listener.getsockname()[:2]
-    host = _LOOPBACK_OF_WILDCARD.get(host, host)
+    bound, port = listener.getsockname()[:2]
+    host = bound if host is None else host
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 

@@ -122,6 +122,26 @@ async def test_what_waits_for_a_gateway_is_counted_and_explained(
         assert operations.core.node.id not in found
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("homeless", "no gateway has their agent"),
+        ("moved", "their agent is not registered there"),
+        ("expiring", "it has not said yet whether it took them"),
+        ("held: quota", "as many messages of this gateway as it takes"),
+        ("held: sender", "that their sender lives here"),
+        ("held: offer", "not confirmed yet"),
+    ],
+)
+async def test_each_reason_to_wait_has_its_words(
+    state: Path, clock: ManualClock, reason: str, words: str
+) -> None:
+    async with opened(state, clock) as operations:
+        world = World(operations.core)
+        await world.open_delivery("vps", reason=reason)
+        assert words in (await world.describe())["vps"].why
+
+
 async def test_a_linked_gateway_that_does_not_answer_is_waited_for(
     state: Path, clock: ManualClock
 ) -> None:

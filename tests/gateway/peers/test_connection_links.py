@@ -192,6 +192,22 @@ async def test_a_member_is_online_while_it_is_connected_and_a_while_after(
     await async_wait_until(lambda: not running.directory.is_online("bob"))
 
 
+async def test_a_member_that_was_never_connected_shows_its_status_until_a_heartbeat_is_missing(
+    running: ConnectionLinks, replica: RoomReplica, clock: ManualClock
+) -> None:
+    _admit_bob(replica, clock.now())
+    await async_wait_until(lambda: "bob" in running.directory.gateways)
+    bob = replica.current_room.effective.nodes["bob"]
+    assert running.node_status(bob) == "online", "as far as its last heartbeat tells"
+    assert not running.directory.is_online("bob"), "routing waits for the next heartbeat"
+    clock.advance(90_001)
+    assert running.node_status(bob) == "offline"
+    clock.advance(-90_000)
+    running._presence.note_contact("bob")
+    clock.advance(int(replica.core.settings.delivery.offline_secs * 1000) + 1)
+    assert running.node_status(bob) == "offline", "its connection ended"
+
+
 async def test_without_a_room_the_directory_stays_empty(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock, node__id="ann") as operations:
         links = ConnectionLinks(RoomReplica(operations.core))
@@ -227,3 +243,13 @@ async def test_the_word_of_the_mesh_counts_before_that_of_a_silent_socket(
         assert not is_online(state, suspect_secs + 1)
         assert is_online(state, suspect_secs / 2)
     assert is_online(None, suspect_secs + 1) and not is_online(None, None)
+
+
+async def test_a_first_heartbeat_counts_for_less_than_the_word_of_the_mesh(
+    replica: RoomReplica, clock: ManualClock
+) -> None:
+    _admit_bob(replica, clock.now())
+    for state, counts in ((None, True), (PeerState.SUSPECT, False), (PeerState.DEAD, False)):
+        presence = RoomPresence(replica, cast(MeshService, _Word(state)))
+        presence.is_online("bob")
+        assert presence.is_first_heartbeat("bob") is counts

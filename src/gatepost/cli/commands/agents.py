@@ -112,7 +112,8 @@ def claim_agent(
 def give_agent(name: AgentName, node: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     """Give an agent of this gateway to another gateway.
 
-    The agent moves with its waiting mail, although it may be served here.
+    The agent moves with its waiting mail, although it may be served here. The mail
+    waits until the agent is registered there: it connects, or `gatepost agent add`.
 
     For example:
 
@@ -128,7 +129,7 @@ def give_agent(name: AgentName, node: str, /, *, options: GatewayOptions = DEFAU
     with options.find_gateway() as gateway:
         path = f"/v1/room/agents/{check_agent_id(name)}/give"
         given = gateway.post(path, {"node": node}, RoomAgentView)
-    text = f"{name} lives behind {given.owner}"
+    text = f"{name} lives behind {given.owner}; run `gatepost agent add {name}` there if it is new"
     output.print_result(options, given, lambda: output.print_line(text))
 
 

@@ -1,5 +1,6 @@
 """`gatepost invite`, `join`, `nodes`, `revoke` and `room`: the room and its nodes."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.config import is_loopback
 from gatepost.errors import ConfigError
 from gatepost.gateway.api.room_views import (
+    SEED_PATTERN,
     InviteResult,
     InviteView,
     JoinResult,
@@ -198,11 +200,18 @@ def join_room(
         path, body = "/v1/room/join-mesh", {"secret": secret, "ca": trusted, **_read_via(via)}
     else:
         path, body = "/v1/room/join", {"token": secret, "ca": trusted}
-        body["seed"] = (seed or "").rstrip("/")
+        body["seed"] = _read_address(seed or "")
     with options.find_gateway() as gateway:
         joined = gateway.post(path, body, JoinResult, wait=_JOIN_SECS)
     text = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
     output.print_result(options, joined, lambda: output.print_line(text))
+
+
+def _read_address(seed: str) -> str:
+    address = seed.rstrip("/")
+    if not re.fullmatch(SEED_PATTERN, address):
+        raise usage_problem(f"{seed} is no address of a gateway: write https://HOST:PORT")
+    return address
 
 
 def _read_via(via: str) -> dict[str, str]:

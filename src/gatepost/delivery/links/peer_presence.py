@@ -58,6 +58,10 @@ class PeerPresence:
         latest = max(until, self._contacts.get(node, 0))
         self._contacts[node] = min(latest, now + self._heartbeat_ms)
 
+    def is_first_heartbeat(self, node: str) -> bool:
+        """Whether the gateway has shown one heartbeat, which may be old, and no sign of life."""
+        return node in self._heartbeats and node not in self._contacts
+
     def online_until(self, node: str) -> int:
         return self._contacts.get(node, 0) + self._offline_ms
 

@@ -10,7 +10,7 @@ from gatepost.events.envelope import NonNegativeInt
 from gatepost.room.records import CapabilityIds, NodeIds, Priority
 from gatepost.wire import PeerStatus, Reason, Tier
 
-_URL_PATTERN = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
+SEED_PATTERN = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
 _MAX_TTL_SECS = 30 * 86_400
 _MAX_CA_CHARS = 256 * 1024
 
@@ -42,7 +42,7 @@ class InviteResult(Struct):
 class JoinRequest(Struct, forbid_unknown_fields=True):
     """`ca` is a PEM text of certificates to trust for this gateway, now and later."""
 
-    seed: Annotated[str, Meta(pattern=_URL_PATTERN, max_length=300)]
+    seed: Annotated[str, Meta(pattern=SEED_PATTERN, max_length=300)]
     token: Annotated[str, Meta(max_length=256)]
     ca: Annotated[str, Meta(max_length=_MAX_CA_CHARS)] = ""
 
@@ -51,7 +51,7 @@ class JoinMeshRequest(SecretValue, frozen=True, forbid_unknown_fields=True):
     """Join with the join secret: by an address (`via`), or by the text of a descriptor."""
 
     secret: Annotated[str, Meta(max_length=256)]
-    via: Annotated[str, Meta(pattern=rf"{_URL_PATTERN}|\A\Z", max_length=300)] = ""
+    via: Annotated[str, Meta(pattern=rf"{SEED_PATTERN}|\A\Z", max_length=300)] = ""
     descriptor: Annotated[str, Meta(max_length=48 * 1024)] = ""
     ca: Annotated[str, Meta(max_length=_MAX_CA_CHARS)] = ""
 

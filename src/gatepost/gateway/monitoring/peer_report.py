@@ -27,6 +27,12 @@ _HELD_TEXTS = {
     "held: full": "a mailbox there is full",
     "held: blob": "its large payload is still being fetched",
     "held: order": "an earlier message of the same sender is missing there",
+    "held: offer": "an earlier message of the same sender is not confirmed yet",
+    "held: sender": "it does not know yet that their sender lives here",
+    "held: quota": "it holds as many messages of this gateway as it takes at a time",
+    "homeless": "no gateway has their agent; `gatepost agent add` registers it",
+    "moved": "their agent is not registered there; `gatepost agent add` there registers it",
+    "expiring": "expired; it has not said yet whether it took them",
 }
 
 

@@ -107,11 +107,20 @@ class ConnectionLinks:
         return max(0, self._core.clock.now() - member.record.last_heartbeat_at) / 1000
 
     def node_status(self, member: RoomMember) -> NodeStatus:
-        """A member's own word about itself, while it shows signs of life; else `offline`."""
-        if not self._presence.is_online(member.id):
+        """A member's own word about itself, while it shows signs of life; else `offline`.
+
+        The first heartbeat of a member counts here by its age, so that a member which is reached
+        through a relay does not look dead until the next one. Routing does not trust clocks so far.
+        """
+        if not self._presence.is_online(member.id) and not self._is_news(member):
             return "offline"
         said = self._keeper.awareness.presence_of(member.id)
         return (said.status if said else None) or member.record.status
+
+    def _is_news(self, member: RoomMember) -> bool:
+        """Whether a heartbeat is all we know of a member, and the next one is not overdue."""
+        age = self._core.clock.now() - member.record.last_heartbeat_at
+        return self._presence.is_first_heartbeat(member.id) and abs(age) < _HEARTBEAT_MS
 
     # -- the picture of the room that routing has
 
@@ -194,6 +203,11 @@ class RoomPresence:
 
     def note_contact(self, node: str) -> None:
         self._presence.note_contact(node, self._clock.now())
+
+    def is_first_heartbeat(self, node: str) -> bool:
+        """Whether one heartbeat is all we know of a node, and the mesh says nothing worse."""
+        state = None if self._mesh is None else self._mesh.peer_state(node)
+        return state is None and self._presence.is_first_heartbeat(node)
 
     def is_online(self, node: str) -> bool:
         keeper, now = self._keeper, self._clock.now()
