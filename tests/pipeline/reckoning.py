@@ -33,7 +33,7 @@ class Life:
         self.given_up: list[Event] = []
 
     def row(self, node: str, id: bytes) -> Row:
-        first = min(self.sent, key=lambda e: (e["attempt"], e["created_at"]), default=None)
+        first = min(self.sent, key=lambda e: e["created_at"], default=None)
         asked = {e["to_node"] for e in self.sent} - {None}
         accepts = sorted((e["created_at"], p) for p, e in self._said("accepted") if p in asked)
         ends = self._ends(asked)

@@ -42,7 +42,7 @@ SELECT node, id, kind, source_agent AS from_agent, to_agent, corr_id, pair_seq,
        created_at AS sent_at, expires_at, coalesce(blob_size, payload_size)::BIGINT AS size,
        capability_id, capability_version, delegation_version, executor_version, task_type
 FROM attempts
-QUALIFY row_number() OVER (PARTITION BY node, id ORDER BY attempt, created_at) = 1;
+QUALIFY row_number() OVER (PARTITION BY node, id ORDER BY created_at) = 1;
 
 CREATE TABLE last_attempts AS
 SELECT node, id, attempt AS attempts, route_decision AS decision, peer

@@ -146,6 +146,16 @@ def test_however_events_are_cut_into_batches_deliveries_are_the_same(
     )
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_an_attempt_that_was_set_aside_for_a_while_changes_nothing(late: int) -> None:
+    """The sender's clock was set back between two attempts; either may be in a damaged segment."""
+    attempts = [sent(9, attempt=2), sent(5, attempt=3)]
+    stored = fold(told([attempts[1 - late]]))
+    merged = fold(told([attempts[late]]), facts_from_deliveries(stored)).to_pylist()
+    assert merged == fold(told(attempts)).to_pylist()
+    assert (merged[0]["sent_at"], merged[0]["attempts"]) == (T + 5, 3)
+
+
 @given(stories(), st.randoms(use_true_random=False))
 def test_facts_are_about_what_they_are_in_whatever_order_they_come(
     events: list[Event], random: Any

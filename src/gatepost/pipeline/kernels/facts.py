@@ -138,7 +138,7 @@ class ToldColumns(NamedTuple):
 
 SENT_SCHEMA: Final = pa.schema(
     {
-        **dict.fromkeys(("first", "sent_at"), pa.int64()),
+        "sent_at": pa.int64(),
         **dict.fromkeys(("kind", "from_agent", "to_agent"), pa.int32()),
         "corr_id": pa.string(),
         **dict.fromkeys(("pair_seq", "expires_at", "size"), pa.int64()),
@@ -394,7 +394,6 @@ def _message_batch(events: _EventColumns, rows: Numbers) -> pa.RecordBatch:
     blob, inline = to_numbers(table["blob_size"]), to_numbers(table["payload_size"])
     is_task = events.is_any(["task_create"])
     columns: dict[str, Numbers | Codes] = {
-        "first": events.attempt,
         "sent_at": events.created_at,
         "kind": events.texts["kind"],
         "from_agent": events.texts["source_agent"],

@@ -527,7 +527,6 @@ class _StoredDeliveries:
     def _message_batch(self, rows: Numbers) -> pa.RecordBatch:
         table = self._table.select([*_MESSAGE_COLUMNS, "task"]).take(pa.array(rows))
         columns = {
-            "first": np.ones(len(rows), np.int64),
             "corr_id": table["corr_id"].combine_chunks(),
             **{
                 name: to_numbers(table[name])
@@ -547,7 +546,7 @@ class _StoredDeliveries:
 
 
 _MESSAGE_COLUMNS: Final = tuple(
-    name for name in SENT_SCHEMA.names if name not in {"first", *TASK_COLUMNS}
+    name for name in SENT_SCHEMA.names if name not in TASK_COLUMNS
 )
 _NUMBER_COLUMNS: Final = ("sent_at", "pair_seq", "expires_at", "size")
 
