@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gatepost.archive import manifest, room_facts
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
+from gatepost.archive.room_facts import RevocationFact
 from gatepost.events import NodeKey
 from gatepost.pipeline.synth import SynthOptions
 from gatepost.pipeline.synth.mesh import build_mesh
@@ -90,6 +91,30 @@ def delete_room_facts(root: Path) -> None:
 def forge_manifest(root: Path) -> None:
     """Somebody else's key."""
     sign_and_write(root, read_listed(root), NodeKey.generate(CLOCK))
+
+
+def add_strange_gateway(root: Path) -> None:
+    """A gateway that nobody knows vouches for a second key of a node, and that key signs."""
+    store, own, second = (
+        ArchiveStore.open(str(root)),
+        NodeKey.generate(CLOCK),
+        NodeKey.generate(CLOCK),
+    )
+    facts = room_facts.read_all_facts(store)[0]
+    strange = replace(
+        facts,
+        node="evil",
+        nodes=(*facts.nodes, replace(facts.nodes[0], id="evil", public_key=own.public)),
+        revocations=(
+            RevocationFact(node=VICTIM, public_key=second.public, by="evil", at=9, last_seq=10**9),
+        ),
+    )
+    room_facts.write_facts(store, room_facts.sign_facts(strange, own))
+    sign_and_write(root, read_listed(root), second)
+
+
+def delete_facts_of_one(root: Path) -> None:
+    (root / room_facts.facts_path(VICTIM)).unlink()
 
 
 def damage_segment(root: Path) -> None:

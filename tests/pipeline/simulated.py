@@ -25,6 +25,8 @@ def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> His
     with SimulatedMesh(seed, shape.nodes, _draw_settings(random)) as mesh:
         for gateway in mesh.gateways.values():
             _keep_sealing(gateway, root)
+            # A machine that is destroyed leaves the facts it wrote before.
+            _tell_facts(gateway, mesh, root, after_ms=0)
         _place_agents(mesh, random, terms, shape)
         mesh.run(500)
         faults.plan_faults(mesh, random, shape.faults, shape.over_ms, HONEST)
@@ -37,7 +39,7 @@ def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> His
         for gateway in left:
             _seal(gateway, root)
         for gateway in left:
-            _tell_facts(gateway, mesh, root)
+            _tell_facts(gateway, mesh, root, after_ms=_HOUR_MS)
         return mesh.check_history()
 
 
@@ -50,12 +52,14 @@ def _keep_sealing(gateway: SimulatedGateway, root: Path) -> None:
     again()
 
 
-def _tell_facts(gateway: SimulatedGateway, mesh: SimulatedMesh, root: Path) -> None:
-    """What a gateway knows of the others, and how far it has read them; an hour later."""
+def _tell_facts(
+    gateway: SimulatedGateway, mesh: SimulatedMesh, root: Path, *, after_ms: int
+) -> None:
+    """What a gateway knows of the others, and how far it has read them, some time later."""
     now = gateway.clock.now()
     facts = RoomFacts(
         node=gateway.id,
-        at=now + _HOUR_MS,
+        at=now + after_ms,
         nodes=tuple(
             NodeFact(
                 id=each.id, public_key=each.key.public, tier="backbone", added_by="", added_at=0

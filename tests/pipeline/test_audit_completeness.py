@@ -38,14 +38,17 @@ def told(node: str, *heads: HeadFact, at: int = LATER) -> RoomFacts:
 
 
 def evidence(
-    listed: list[ArchiveManifest], *facts: RoomFacts, members: str = "abc"
+    listed: list[ArchiveManifest], *facts: RoomFacts, members: str = "abc", silent: str = ""
 ) -> ArchiveEvidence:
     heads: SeenHeads = {}
-    for told in facts:
-        for head in told.heads:
-            if head.node != told.node:
+    if facts:
+        names = {each.node for each in listed} - {each.node for each in facts} - set(silent)
+        facts = (*facts, *(told(node, at=0) for node in sorted(names)))
+    for each in facts:
+        for head in each.heads:
+            if head.node != each.node:
                 seen = heads.setdefault((head.node, head.incarnation), [])
-                seen.append(SeenHead(head, told.node))
+                seen.append(SeenHead(head, each.node))
     trust = KeyTrust(list(facts), {}, frozenset(members), heads, (), [])
     return ArchiveEvidence(listed, [], trust, frozenset(), LATER + 1)
 
@@ -83,6 +86,13 @@ def test_a_folder_that_nobody_of_the_room_knows_is_named() -> None:
     strange = [A, B, C, archived("x", ("i", 5))]
     assert found(evidence(strange, told("a"))) == [("unknown_node", "x")]
     assert found(evidence(strange, members="")) == []
+
+
+def test_an_archive_without_its_room_facts_cannot_be_judged() -> None:
+    """Somebody may have deleted the facts of the gateways that had read further."""
+    assert found(evidence([A, B, C], told("a"), silent="c")) == [("unjudged", "c")]
+    stated = replace(evidence([A, B, C], told("a"), silent="c"), absent=frozenset("c"))
+    assert found(stated) == []
 
 
 def test_an_outbox_that_was_read_further_than_it_is_archived() -> None:

@@ -5,7 +5,7 @@ import pytest
 from gatepost.archive import manifest, room_facts
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
-from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts
+from gatepost.archive.room_facts import HeadFact, NodeFact, RevocationFact, RoomFacts
 from gatepost.events import NodeKey
 from gatepost.pipeline.audit import trust
 from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
@@ -118,6 +118,36 @@ def test_a_node_that_came_back_with_a_new_key_contradicts_nobody() -> None:
     assert found.doubts == []
     assert set(found.keys["d"]) == {PUBLIC["d"], OTHER.public}
     assert "x" not in found.keys
+
+
+def test_a_gateway_that_nobody_knows_proves_nothing() -> None:
+    """Anybody who can write to the archive can sign facts with a key of their own."""
+    accused = HeadFact(node="b", incarnation="i", seq=10**9, at=1)
+    gone = RevocationFact(node="b", public_key=OTHER.public, by="evil", at=3, last_seq=1)
+    evil = RoomFacts(
+        node="evil",
+        at=7,
+        nodes=known(PUBLIC | {"evil": OTHER.public}),
+        revocations=(gone,),
+        heads=(accused,),
+    )
+    found = judged(*map(says, NODES), room_facts.sign_facts(evil, OTHER))
+    assert [(doubt.node, doubt.detail) for doubt in found.doubts] == [
+        ("evil", "no gateway of the room knows this gateway")
+    ]
+    assert [facts.node for facts in found.facts] == list(NODES)
+    assert (found.keys["b"], found.heads) == ((PUBLIC["b"],), {})
+
+
+def test_a_key_that_one_of_several_gateways_knows_is_told() -> None:
+    gone = RevocationFact(node="b", public_key=OTHER.public, by="c", at=3, last_seq=9)
+    rogue = RoomFacts(node="c", at=7, nodes=known(PUBLIC), revocations=(gone,))
+    told = [says("a"), says("b"), room_facts.sign_facts(rogue, KEYS["c"]), says("d")]
+    assert trust.judge_room_facts(told, listed(*NODES)).lone_keys == ()
+    forged = manifest.sign_manifest(ArchiveManifest(node="b", public_key=b""), OTHER)
+    assert trust.judge_room_facts(told, [*listed("a", "c"), forged]).lone_keys == ("b",)
+    # Nobody else knows the node at all: it has just been added.
+    assert trust.judge_room_facts([says("a")], listed("a", "b")).lone_keys == ()
 
 
 def test_files_that_cannot_be_read_or_lie_elsewhere_are_doubted(tmp_path: object) -> None:

@@ -35,7 +35,13 @@ AUDITS: dict[bad.Tampering, tuple[int, set[str], str]] = {
     bad.hide_last_segment_and_facts: (UNDECIDED, set(), "the node has not archived since"),
     bad.add_stranger: (BROKEN, {"unknown_node"}, "no gateway of the room knows this node"),
     bad.delete_room_facts: (UNDECIDED, set(), "vouch for the keys of"),
+    bad.delete_facts_of_one: (UNDECIDED, set(), "its room facts are missing"),
     bad.forge_manifest: (BROKEN, {"unsigned_manifest"}, "not signed by the node's key"),
+    bad.add_strange_gateway: (
+        BROKEN,
+        {"unsigned_manifest", "room_facts"},
+        "no gateway of the room knows this gateway",
+    ),
 }
 
 
@@ -72,6 +78,7 @@ def test_a_right_archive_is_kept_and_an_absence_may_be_stated(
 RUNS: dict[bad.Tampering, tuple[str, bool]] = {
     bad.add_stranger: ("no gateway of the room knows this node", False),
     bad.forge_manifest: ("not signed by the key that the room knows", False),
+    bad.add_strange_gateway: ("not signed by the key that the room knows", False),
     bad.garble_manifest: ("is not a manifest", False),
     bad.damage_segment: ("the file is not the one that was archived", True),
     bad.delete_segment: ("the file is missing", True),

@@ -148,6 +148,10 @@ def _last_kept(listed: ArchiveManifest, incarnation: str) -> int | None:
 
 
 def _find_lack_of_evidence(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
+    yield from _find_silent_gateways(known)
+    for node in known.trust.lone_keys:
+        detail = "only one gateway knows this node by the key of its manifest"
+        yield CompletenessFinding(UNJUDGED, node, 0, detail)
     if not any(each.rows for each in known.listed):
         yield CompletenessFinding(UNJUDGED, None, 0, "the archive holds no events")
     alone = [node for node in known.trust.self_asserted if node not in known.absent]
@@ -157,6 +161,22 @@ def _find_lack_of_evidence(known: ArchiveEvidence) -> Iterator[CompletenessFindi
         yield CompletenessFinding(
             UNJUDGED, None, 0, f"no room facts of another gateway vouch for the keys of {names}"
         )
+
+
+def _find_silent_gateways(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
+    """Nodes with an archive that say nothing of the room, though a gateway writes both.
+
+    Their facts may have been deleted, and with them the heads that they saw.
+    """
+    if not known.trust.facts:
+        return
+    doubted = {doubt.node for doubt in known.trust.doubts}
+    told = {facts.node for facts in known.trust.facts} | doubted | known.absent
+    silent = known.trust.members - told
+    for each in known.listed:
+        if each.node in silent:
+            detail = "its room facts are missing, with the heads of other outboxes that it saw"
+            yield CompletenessFinding(UNJUDGED, each.node, 0, detail)
 
 
 def _last_archived_at(listed: ArchiveManifest) -> int:

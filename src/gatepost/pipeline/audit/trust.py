@@ -56,6 +56,7 @@ class KeyTrust(Struct, frozen=True):
 
     The facts come without their lists of nodes and heads, which `members` and `heads` sum up.
     `members` are the nodes of the room, revoked ones included; it is empty without believed facts.
+    Only one of several gateways knows the key that signed the manifests of the `lone_keys` nodes.
     """
 
     facts: list[RoomFacts]
@@ -64,6 +65,7 @@ class KeyTrust(Struct, frozen=True):
     heads: SeenHeads
     self_asserted: tuple[str, ...]
     doubts: list[FactsDoubt]
+    lone_keys: tuple[str, ...] = ()
 
 
 def read_room_facts(
@@ -92,7 +94,7 @@ def judge_room_facts(told: Iterable[RoomFacts], listed: Sequence[ArchiveManifest
     doubts: list[FactsDoubt] = []
     heads: SeenHeads = {}
     believed = _index_statements(told, heads)
-    for find_doubts in (_find_unsigned, _find_impostors, _find_contradictory):
+    for find_doubts in (_find_unsigned, _find_impostors, _find_contradictory, _find_outsiders):
         found = list(find_doubts(believed))
         doubts += found
         doubted = {doubt.node for doubt in found}
@@ -109,6 +111,7 @@ def judge_room_facts(told: Iterable[RoomFacts], listed: Sequence[ArchiveManifest
         _heads_by(heads, {each.facts.node for each in believed}),
         alone,
         doubts,
+        tuple(_find_lone_keys(believed, listed)),
     )
 
 
@@ -202,6 +205,11 @@ class _KeyVotes(Struct, frozen=True):
         best = max(counts, key=lambda key: (counts[key], key), default=None)
         return best if best is not None and 2 * counts[best] > voters else None
 
+    def count_voters(self, key: bytes, without: Keys | None) -> tuple[int, int]:
+        """How many know this key, and how many know any; `without` leaves out one of them."""
+        left = self.sets - Counter([without] if without is not None else [])
+        return sum(n for keys, n in left.items() if key in keys), left.total()
+
     @property
     def is_contested(self) -> bool:
         return any(not one & other for one in self.sets for other in self.sets)
@@ -235,6 +243,27 @@ def _find_contradictory(told: Sequence[_Statement]) -> Iterator[FactsDoubt]:
                     yield _doubt_facts(
                         each, f"it contradicts other gateways about the key of {node}"
                     )
+
+
+def _find_outsiders(told: Sequence[_Statement]) -> Iterator[FactsDoubt]:
+    """Gateways that no gateway of the room knows: anybody can write and sign such facts."""
+    members = _find_members(told)
+    for each in told:
+        if each.facts.node not in members:
+            yield _doubt_facts(each, "no gateway of the room knows this gateway")
+
+
+def _find_lone_keys(
+    believed: Sequence[_Statement], listed: Sequence[ArchiveManifest]
+) -> Iterator[str]:
+    """Nodes whose manifest is signed with a key that only one of several gateways knows."""
+    votes = _KeyVotes.count_votes(believed)
+    own = {each.facts.node: each.own_keys for each in believed}
+    for each in listed:
+        if each.node in votes:
+            known, voters = votes[each.node].count_voters(each.public_key, own.get(each.node))
+            if known == 1 < voters:
+                yield each.node
 
 
 def _vouched_keys(believed: Iterable[_Statement]) -> dict[str, set[bytes]]:

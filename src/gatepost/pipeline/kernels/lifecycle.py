@@ -545,9 +545,7 @@ class _StoredDeliveries:
         return build_batch(SENT_SCHEMA, columns)
 
 
-_MESSAGE_COLUMNS: Final = tuple(
-    name for name in SENT_SCHEMA.names if name not in TASK_COLUMNS
-)
+_MESSAGE_COLUMNS: Final = tuple(name for name in SENT_SCHEMA.names if name not in TASK_COLUMNS)
 _NUMBER_COLUMNS: Final = ("sent_at", "pair_seq", "expires_at", "size")
 
 
