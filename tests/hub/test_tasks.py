@@ -84,6 +84,14 @@ def test_lists_are_newest_first_filtered_and_paged(hub: HubHarness) -> None:
     assert [task.id for task in of_b] == [ids[1]]
 
 
+def test_a_session_sees_its_own_task_and_the_requests_of_its_agent(hub: HubHarness) -> None:
+    own, asked = hub.add_task(requester="cli"), hub.add_task(requester="boss")
+    hub.add_task(requester="boss", requester_node="elsewhere")
+    hub.add_task(requester="other")
+    seen = hub.run(lambda tx: list_tasks(tx, TaskFilter(session=(own, "boss")), 9))
+    assert [task.id for task in seen] == [asked, own]
+
+
 def test_the_queue_is_oldest_first_and_per_executor(hub: HubHarness) -> None:
     ids = [hub.add_task(), hub.add_task(executor="agent"), hub.add_task()]
     queue = hub.run(lambda tx: unclaimed_tasks(tx, 9))

@@ -125,9 +125,11 @@ class TaskPayload(Struct, frozen=True):
 
 
 class TaskFilter(Struct, frozen=True, kw_only=True):
+    """`session` is the task of a session and its agent: it sees that, and the agent's requests."""
+
     state: TaskState | None = None
     agent: str | None = None
-    requester: str | None = None
+    session: tuple[str, str] | None = None
     after: str | None = None
 
 
@@ -189,11 +191,14 @@ def load_payload(tx: Tx, id: str) -> TaskPayload:
 def list_tasks(tx: Tx, wanted: TaskFilter, limit: int) -> list[Task]:
     """The newest tasks that match, newest first; `after` is the last one of the page before."""
     after = None if wanted.after is None else parse_event_id(wanted.after)
+    own: list[object] | None = None
+    if wanted.session is not None:
+        own = [parse_event_id(wanted.session[0]), wanted.session[1]]
     conditions, values = join_conditions(
         [
             ("state = ?", optional_value(wanted.state)),
             ("agent = ?", optional_value(wanted.agent)),
-            ("requester = ?", optional_value(wanted.requester)),
+            ("(id = ? OR (requester = ? AND requester_node IS NULL))", own),
             ("id < ?", optional_value(after)),
         ]
     )

@@ -127,7 +127,8 @@ class HubApi:
     async def list_tasks(self, request: AnyRequest, wanted: TaskFilter, limit: int) -> TaskList:
         caller = caller_of(request)
         if caller.token is not None:
-            wanted = msgspec.structs.replace(wanted, requester=caller.token.agent_name)
+            session = (caller.token.task_id, caller.token.agent_name)
+            wanted = msgspec.structs.replace(wanted, session=session)
         found = await self.core.read(lambda tx: tasks.list_tasks(tx, wanted, limit))
         return TaskList([summarize_task(task) for task in found])
 
