@@ -39,6 +39,14 @@ def test_explain_says_which_rule_decided(home: Cli) -> None:
     assert home.ok("policy", "explain", "operator", "assignTask", "soft") == (
         "allowed by described-tasks\n"
     )
+    able = {"name": "able", "command": ["true"], "capabilities": ["create_tasks"]}
+    (home.home / "agents" / "able.json").write_text(json.dumps(able))
+    asked = ("policy", "explain", "able", "useCapability")
+    assert home.ok(*asked, "create_tasks") == "allowed by granted-capabilities\n"
+    assert home(*asked, "fly").code == 1
+    assert home(*asked, "create_tasks", "--context", "granted=false").code == 1
+    wrong = home(*asked, "fly", "--context", "granted=maybe")
+    assert wrong.code == 2 and "is true or false" in wrong.err
     (home.home / "policy.cedar").write_text(RULES)
     assert home.ok("policy", "explain", "al", "assignTask", "hard") == "allowed by everybody\n"
     denied = home("policy", "explain", "al@lab", "assignTask", "soft")

@@ -19,19 +19,24 @@ def test_the_default_permits_described_tasks_for_registered_agents() -> None:
     policy = Policy()
     allowed = policy.evaluate_task_assignment(AL, REVIEWER, description="do it", task_type="")
     assert (allowed.allowed, allowed.rules) == (True, ("described-tasks",))
-    for agent, description in ((REVIEWER, "  "), (STRANGER, "do it")):
+    for agent, description, why in (
+        (REVIEWER, "  ", "the task has no description"),
+        (STRANGER, "do it", "no agent 'stranger' is known here"),
+    ):
         denied = policy.evaluate_task_assignment(
             Operator(), agent, description=description, task_type=""
         )
         assert not denied.allowed
         assert denied.reason is not None and "no rule permits operator" in denied.reason
+        assert denied.reason.endswith(f": {why}")
 
 
 def test_the_default_permits_typed_messages_to_agents_and_to_the_hub() -> None:
     policy = Policy()
     assert policy.evaluate_message(AL, REVIEWER, "note").rules == ("typed-messages-to-agents",)
     assert policy.evaluate_message(AL, Hub(), "note").rules == ("typed-messages-to-the-hub",)
-    assert not policy.evaluate_message(AL, REVIEWER, "").allowed
+    untyped = policy.evaluate_message(AL, REVIEWER, "")
+    assert not untyped.allowed and str(untyped.reason).endswith(": the message has no type")
     assert not policy.evaluate_message(AL, STRANGER, "note").allowed
 
 

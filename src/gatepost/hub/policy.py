@@ -91,12 +91,16 @@ class Policy:
         self, requester: PolicyPrincipal, agent: PolicyAgent, *, description: str, task_type: str
     ) -> PolicyResult:
         context = {"described": bool(description.strip()), "taskType": task_type}
-        return self.decide("assignTask", requester, agent, context)
+        decided = self.decide("assignTask", requester, agent, context)
+        return _explain(
+            decided, agent, "" if context["described"] else "the task has no description"
+        )
 
     def evaluate_message(
         self, sender: PolicyPrincipal, recipient: PolicyAgent | Hub, type: str
     ) -> PolicyResult:
-        return self.decide("sendMessage", sender, recipient, {"type": type})
+        decided = self.decide("sendMessage", sender, recipient, {"type": type})
+        return _explain(decided, recipient, "" if type else "the message has no type")
 
     def evaluate_capability(
         self, user: PolicyPrincipal, capability: str, granted: Iterable[str]
@@ -201,6 +205,15 @@ def _place_problem(id: str, error: str, lines: list[int]) -> str:
     number = int(id.removeprefix("policy"))
     place = f"line {lines[number]}" if number < len(lines) else id
     return f"{place}: {error.removeprefix(f'for policy `{id}`, ')}"
+
+
+def _explain(decided: PolicyResult, recipient: PolicyAgent | Hub, lack: str) -> PolicyResult:
+    """Add the likely reason to a denial that no rule made: an unknown recipient, or this lack."""
+    if decided.allowed or decided.rules:
+        return decided
+    if isinstance(recipient, PolicyAgent) and not recipient.registered:
+        lack = f"no agent {recipient.name!r} is known here"
+    return PolicyResult(False, f"{decided.reason}: {lack}") if lack else decided
 
 
 def _entity_name(entity: PolicyEntity) -> str:

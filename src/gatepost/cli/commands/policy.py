@@ -114,7 +114,8 @@ def explain_decision(
 
     Principals are `operator` and names of agents, as `agent` or `agent@gateway`.
     Resources are `hub` and names of agents, or of capabilities for useCapability.
-    Exits with 1 if it is denied.
+    Agents are taken for registered, and have the capabilities of their files. Exits
+    with 1 if it is denied.
 
     For example:
 
@@ -201,15 +202,25 @@ def _check_case(
 
 
 def _decide(policy: Policy, registry: AgentRegistry, case: PolicyCase) -> PolicyResult:
-    context = {**_DEFAULT_CONTEXT[case.action], **case.context}
-    unknown = set(context) - set(_DEFAULT_CONTEXT[case.action])
-    if unknown:
-        known = ", ".join(_DEFAULT_CONTEXT[case.action])
-        raise usage_problem(f"{case.action} has no context {', '.join(unknown)}; it has {known}")
     principal: PolicyPrincipal = Operator()
     if case.principal != "operator":
         principal = _find_agent(registry, case.principal)
+    context = _build_context(case, principal)
     return policy.decide(case.action, principal, _find_resource(registry, case), context)
+
+
+def _build_context(case: PolicyCase, principal: PolicyPrincipal) -> dict[str, Any]:
+    """The facts of a question: those that were given, and for all others the usual ones."""
+    usual = dict(_DEFAULT_CONTEXT[case.action])
+    if case.action == "useCapability" and isinstance(principal, PolicyAgent):
+        usual["granted"] = case.resource in principal.capabilities
+    for name, value in case.context.items():
+        if name not in usual:
+            raise usage_problem(f"{case.action} has no context {name}; it has {', '.join(usual)}")
+        if type(value) is not type(usual[name]):
+            kind = "true or false" if isinstance(usual[name], bool) else "a text"
+            raise usage_problem(f"the context {name} of {case.action} is {kind}")
+    return usual | case.context
 
 
 def _find_resource(registry: AgentRegistry, case: PolicyCase) -> PolicyEntity:
