@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gatepost.errors import LaunchFailed, PayloadTooLarge
+from gatepost.errors import InvalidRequest, PayloadTooLarge
 from gatepost.gateway.hub.session_contents import SessionContents
 from gatepost.hub.tasks import TaskPayload
 from gatepost.testing import ManualClock
@@ -36,15 +36,15 @@ def open_paths() -> list[str]:
 
 
 TRICKS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
-    "a folder": (Path.mkdir, LaunchFailed),
-    "a pipe": (os.mkfifo, LaunchFailed),
-    "a socket": (make_socket, LaunchFailed),
-    "a link to a secret": (lambda path: path.symlink_to("/etc/passwd"), LaunchFailed),
-    "a link to a device": (lambda path: path.symlink_to("/dev/zero"), LaunchFailed),
-    "a link to itself": (lambda path: path.symlink_to(path), LaunchFailed),
+    "a folder": (Path.mkdir, InvalidRequest),
+    "a pipe": (os.mkfifo, InvalidRequest),
+    "a socket": (make_socket, InvalidRequest),
+    "a link to a secret": (lambda path: path.symlink_to("/etc/passwd"), InvalidRequest),
+    "a link to a device": (lambda path: path.symlink_to("/dev/zero"), InvalidRequest),
+    "a link to itself": (lambda path: path.symlink_to(path), InvalidRequest),
     "a file without end": (make_sparse_file, PayloadTooLarge),
-    "no JSON": (lambda path: path.write_bytes(b'{"a":'), LaunchFailed),
-    "nothing": (Path.touch, LaunchFailed),
+    "no JSON": (lambda path: path.write_bytes(b'{"a":'), InvalidRequest),
+    "nothing": (Path.touch, InvalidRequest),
 }
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import msgspec
 
 from gatepost.delivery.blob_records import find_blob
-from gatepost.errors import ContractMismatch, GatepostError, LaunchFailed, PayloadTooLarge
+from gatepost.errors import (
+    ContractMismatch,
+    GatepostError,
+    InvalidRequest,
+    LaunchFailed,
+    PayloadTooLarge,
+)
 from gatepost.events import fingerprint_content
 from gatepost.gateway.api.tasks.large_contents import LargeContents
 from gatepost.gateway.core import Core
@@ -100,7 +106,7 @@ class SessionContents:
         except PayloadTooLarge as error:
             return error
         except (OSError, ValueError) as error:
-            return LaunchFailed(f"its result file cannot be used: {error}")
+            return InvalidRequest(f"its result file cannot be used: {error}")
         if len(content) <= self._core.settings.limits.max_payload_inline:
             return TaskPayload(result=content, mark=fingerprint_content(content))
         try:
