@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from gatepost.capabilities.contract import ContractDocument
 from gatepost.capabilities.publication import (
     NewCapability,
     catalog_record,
@@ -31,6 +32,7 @@ def capability(**fields: Any) -> NewCapability:
         "delegation_skill": SkillRef(ref="skills/ask", version="1.1"),
         "executor_skill": SkillRef(ref="skills/do", version="1.2"),
         "default_eta_seconds": 60,
+        "contract": ContractDocument(),
     }
     return NewCapability(**(given | fields))
 

@@ -13,8 +13,10 @@ def describe(tmp_path: Path, owner: str, **fields: Any) -> str:
     skill = {"ref": "skills/x", "version": "1.0"}
     document = {
         "capability_id": "paint", "name": "Painting", "version": "2.0", "owner_agent_id": owner,
-        "delegation_skill": skill, "executor_skill": skill, "default_eta_seconds": 90, **fields,
+        "delegation_skill": skill, "executor_skill": skill, "default_eta_seconds": 90,
+        "contract": {}, **fields,
     }  # fmt: skip
+    document = {name: value for name, value in document.items() if value is not None}
     file = tmp_path / "paint.json"
     file.write_text(json.dumps(document))
     return str(file)
@@ -30,6 +32,12 @@ def test_a_capability_is_published_listed_and_withdrawn(
     assert shown.startswith(f"paint 2.0 of {agent}, active") and "open reviews: 0" in shown
     made = cli.json("task", "create", "--capability", "paint", "paint it")
     assert (made["agent_name"], made["capability_id"]) == (agent, "paint")
+    cli.ok("capability", "publish", describe(tmp_path, agent, status="deprecated"))
+    assert "deprecated" in cli.ok("capability", "list")
+    cli.ok("task", "create", "--capability", "paint", "paint it")
+    cli.ok("capability", "publish", describe(tmp_path, agent, status="disabled"))
+    refused = cli("--json", "task", "create", "--capability", "paint", "paint it")
+    assert refused.error["code"] == "capability_unavailable" and "is disabled" in refused.err
     assert cli.ok("capability", "unpublish", "paint") == "paint is withdrawn\n"
     assert "paint" not in cli.ok("capability", "list")
     refused = cli("--json", "task", "create", "--capability", "paint", "paint it")
@@ -42,6 +50,8 @@ def test_a_capability_is_published_listed_and_withdrawn(
     [
         ({"owner_agent_id": "nobody"}, "invalid_request"),
         ({"version": "no version"}, "invalid_request"),
+        ({"contract": None}, "invalid_request"),
+        ({"status": "asleep"}, "invalid_request"),
     ],
 )
 def test_a_gate_that_fails_is_named(

@@ -12,6 +12,7 @@ from gatepost.journal.transaction import Row, Tx
 from gatepost.room.records import (
     Attempts,
     CapabilityRecord,
+    CapabilityStatus,
     EligibilityRecord,
     EscalationPolicy,
     Seconds,
@@ -45,7 +46,8 @@ class NewCapability(Struct, forbid_unknown_fields=True, kw_only=True):
     """A capability as its publisher describes it.
 
     The owner hosts the executor skill, and all other agents get the delegation skill. A task whose
-    executor is lost is tried `max_attempts` times in all.
+    executor is lost is tried `max_attempts` times in all. No task is routed by one that is
+    disabled.
     """
 
     capability_id: AgentId
@@ -55,7 +57,8 @@ class NewCapability(Struct, forbid_unknown_fields=True, kw_only=True):
     delegation_skill: SkillRef
     executor_skill: SkillRef
     default_eta_seconds: Seconds
-    contract: ContractDocument = ContractDocument()
+    contract: ContractDocument
+    status: CapabilityStatus = "active"
     max_attempts: Attempts = 1
     escalation: EscalationPolicy | None = None
     eligible_agent_ids: Annotated[list[AgentId], Meta(max_length=1000)] = field(
@@ -124,7 +127,7 @@ def catalog_record(published: PublishedCapability, epoch: int) -> CapabilityReco
         executor_skill_ref=new.executor_skill,
         default_eta_seconds=new.default_eta_seconds,
         contract_schema_ref=published.contract,
-        status="active",
+        status=new.status,
         max_attempts=new.max_attempts,
         escalation=new.escalation,
         epoch=epoch,

@@ -88,7 +88,9 @@ class TaskRouter:
     def _choose_agent(self, tx: Tx, entries: list[CapabilityEntry], task_id: str) -> str:
         """The same agent for the same task and the same index, whoever asks."""
         for entry in entries:
-            if not entry.is_active or not self.is_active(tx, entry.owner_agent):
+            if not entry.is_active:
+                raise CapabilityUnavailable(f"the capability {entry.id!r} is disabled")
+            if not self.is_active(tx, entry.owner_agent):
                 raise CapabilityUnavailable(
                     f"the capability {entry.id!r} is published, but its executor"
                     f" {entry.owner_agent!r} is not available"

@@ -172,6 +172,7 @@ class SkillRef(RoomRecord, frozen=True, kw_only=True):
 
 
 Attempts = Annotated[int, Meta(ge=1, le=10)]
+CapabilityStatus = Literal["active", "deprecated", "disabled"]
 
 
 class EscalationPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,7 +197,7 @@ class CapabilityRecord(RoomRecord, frozen=True, kw_only=True):
     executor_skill_ref: SkillRef
     default_eta_seconds: Seconds
     contract_schema_ref: Reference
-    status: Literal["active", "deprecated", "disabled"]
+    status: CapabilityStatus
     max_attempts: Attempts = 1
     escalation: EscalationPolicy | None = None
     epoch: Epoch = 1
