@@ -1,16 +1,21 @@
 """The hub's state as one document, for other tools. The journal is the truth.
 
 A token is exported without its secret, so nobody can use it elsewhere. An import takes back open
-tasks that this gateway does not know: their sessions are not here, so they have failed.
+tasks that this gateway does not know: their sessions are not here, so they have failed. The
+document may come from another kind of hub: only its tasks have to be complete.
 """
 
+import contextlib
+from hashlib import sha256
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from gatepost.events import AgentId, EventId
+from gatepost.errors import InvalidId
+from gatepost.events import AgentId, format_event_id, parse_event_id
 from gatepost.events.envelope import EpochMs
 from gatepost.hub import tasks
+from gatepost.hub.sessions import open_sessions
 from gatepost.hub.task_states import TERMINAL_STATES, TaskState
 from gatepost.hub.task_tokens import list_task_tokens
 from gatepost.hub.tasks import EXECUTOR_LOST, Task, TaskFilter, TaskPayload
@@ -27,19 +32,20 @@ SELECT id, at, sender, recipient, type, status, reason FROM hub_message ORDER BY
 
 class StateToken(Struct, omit_defaults=True):
     token_id: ShortText
-    agent_name: ShortText
-    task_id: ShortText
+    agent_name: ShortText = ""
+    task_id: ShortText = ""
     capabilities: tuple[ShortText, ...] = ()
     issued: EpochMs = 0
     expiry: EpochMs = 0
 
 
 class StateTask(Struct, omit_defaults=True):
-    id: EventId
+    id: ShortText
     agent_name: AgentId
     status: TaskStatus
     description: Description = ""
     requester: AgentId = "operator"
+    token_id: ShortText | None = None
     session_name: ShortText | None = None
     error: str | None = None
     created_at: EpochMs = 0
@@ -47,11 +53,11 @@ class StateTask(Struct, omit_defaults=True):
 
 class StateMessage(Struct, omit_defaults=True):
     id: str
-    timestamp: EpochMs
-    sender: str
-    recipient: str
-    type: str
-    status: str
+    timestamp: EpochMs = 0
+    sender: str = ""
+    recipient: str = ""
+    type: str = ""
+    status: str = ""
     reason: str | None = None
 
 
@@ -81,12 +87,17 @@ class HubState(Struct):
 
 def export_state(tx: Tx) -> HubState:
     tokens = [StateToken(*_token_fields(each)) for each in list_task_tokens(tx)]
-    found = tasks.list_tasks(tx, TaskFilter(), _MAX_TASKS)
+    token_ids = {each.task_id: each.token_id for each in tokens}
+    names = {each.task_id: each.name for each in open_sessions(tx) if each.handle}
+    found = [
+        _export_task(task, token_ids.get(task.id), names.get(task.id))
+        for task in tasks.list_tasks(tx, TaskFilter(), _MAX_TASKS)
+    ]
     log = [StateMessage(*row) for row in tx.fetch_all(_SELECT_LOG)]
     return HubState(
         tx.now,
         RegistryState([(each.token_id, each) for each in tokens]),
-        RouterState([(task.id, _export_task(task)) for task in found]),
+        RouterState([(task.id, task) for task in found]),
         MessagesState([], log),
     )
 
@@ -99,15 +110,24 @@ def import_state(tx: Tx, state: HubState) -> int:
     count = 0
     ended = {str(each) for each in TERMINAL_STATES}
     for _, exported in state.router.tasks:
-        if exported.status not in ended and tasks.find_task(tx, exported.id) is None:
-            _import_task(tx, exported)
+        id = _own_id(exported)
+        if exported.status not in ended and tasks.find_task(tx, id) is None:
+            _import_task(tx, id, exported)
             count += 1
     return count
 
 
-def _import_task(tx: Tx, exported: StateTask) -> None:
+def _own_id(exported: StateTask) -> str:
+    """The id of a task here: always the same one for the id that another kind of hub gave it."""
+    with contextlib.suppress(InvalidId):
+        return format_event_id(parse_event_id(exported.id))
+    digits = f"{exported.created_at % 2**48:012x}{sha256(exported.id.encode()).hexdigest()}"
+    return format_event_id(bytes.fromhex(f"{digits[:12]}7{digits[13:16]}8{digits[17:32]}"))
+
+
+def _import_task(tx: Tx, id: str, exported: StateTask) -> None:
     task = Task(
-        id=exported.id,
+        id=id,
         agent=exported.agent_name,
         requester=exported.requester,
         state=TaskState.FAILED,
@@ -121,10 +141,10 @@ def _import_task(tx: Tx, exported: StateTask) -> None:
     tasks.add_task(tx, task, TaskPayload(b"{}"))
 
 
-def _export_task(task: Task) -> StateTask:
+def _export_task(task: Task, token_id: str | None, session_name: str | None) -> StateTask:
     status: Any = task.status
     head = (task.id, task.agent, status, task.description, task.requester)
-    return StateTask(*head, None, task.error, task.created_at)
+    return StateTask(*head, token_id, session_name, task.error, task.created_at)
 
 
 def _token_fields(token: Any) -> tuple[Any, ...]:
