@@ -94,7 +94,7 @@ def draw_delivery_states() -> str:
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> emitted: send"]
     for (source, event), target in deliveries.TRANSITIONS.items():
         lines.append(f"    {source.value} --> {target.value}: {event.value}")
-    lines += [f"    {state.value} --> [*]" for state in deliveries.TERMINAL]
+    lines += [f"    {state.value} --> [*]" for state in deliveries.TERMINAL_STATES]
     return "\n".join([*lines, "```"])
 
 

@@ -1,7 +1,7 @@
 """The sender's state machine: a table that storage and diagrams are made from."""
 
 from gatepost.delivery.delivery_states import (
-    TERMINAL,
+    TERMINAL_STATES,
     TRANSITIONS,
     DeliveryInput,
     DeliveryState,
@@ -10,11 +10,11 @@ from gatepost.delivery.delivery_states import (
 
 
 def test_nothing_leads_out_of_an_end() -> None:
-    assert not [pair for pair in TRANSITIONS if pair[0] in TERMINAL]
+    assert not [pair for pair in TRANSITIONS if pair[0] in TERMINAL_STATES]
 
 
 def test_every_state_but_the_ends_can_reach_one() -> None:
-    reaching = set(TERMINAL)
+    reaching = set(TERMINAL_STATES)
     for _ in DeliveryState:
         reaching |= {source for (source, _), target in TRANSITIONS.items() if target in reaching}
     assert reaching == set(DeliveryState)

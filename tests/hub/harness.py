@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gatepost.events import EventIdGenerator
+from gatepost.hub.task_tokens import list_task_tokens
 from gatepost.hub.tasks import Task, TaskPayload, add_task
 from gatepost.journal import Tx, Writer, open_memory_journal
 from gatepost.testing import ManualClock
@@ -11,6 +12,10 @@ from gatepost.testing import ManualClock
 T = TypeVar("T")
 
 START = 1_700_000_000_000
+
+
+def has_live_token(tx: Tx, task: str) -> bool:
+    return any(token.task_id == task for token in list_task_tokens(tx))
 
 
 class HubHarness:

@@ -5,7 +5,7 @@ from msgspec import Raw
 
 from gatepost.errors import Forbidden, IdempotencyConflict, UnknownBlob, WrongState
 from gatepost.events import EventKind
-from gatepost.hub.task_tokens import has_live_token
+from tests.hub.harness import has_live_token
 from tests.hub.task_mesh import TaskGate, TaskMesh
 
 

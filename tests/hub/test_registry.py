@@ -1,6 +1,5 @@
 import pytest
 
-from gatepost.errors import UnknownAgent
 from gatepost.hub.agent_definition import AgentDefinition
 from gatepost.hub.registry import (
     MAX_FILE_BYTES,
@@ -74,20 +73,20 @@ def test_an_agent_whose_file_breaks_keeps_its_last_good_definition() -> None:
     registry = AgentRegistry()
     registry.load_files({"a.json": definition("a", "one")})
     registry.load_files({"a.json": b"{"})
-    assert registry.get_agent("a").command == ("one",)
+    assert registry.agents["a"].command == ("one",)
     assert len(registry.problems) == 1
     registry.load_files({"a.json": definition("a", "two")})
-    assert registry.get_agent("a").command == ("two",)
+    assert registry.agents["a"].command == ("two",)
     assert registry.problems == []
     registry.load_files({})
-    with pytest.raises(UnknownAgent):
-        registry.get_agent("a")
+    with pytest.raises(KeyError):
+        registry.agents["a"]
 
 
 def test_two_files_for_one_name_are_reported_and_the_first_counts() -> None:
     registry = AgentRegistry()
     registry.load_files({"b.json": definition("x", "two"), "a.json": definition("x", "one")})
-    assert registry.get_agent("x").command == ("one",)
+    assert registry.agents["x"].command == ("one",)
     assert str(registry.problems[0]) == "b.json: a.json defines the agent 'x' already"
 
 

@@ -8,8 +8,9 @@ from gatepost.events import EventKind
 from gatepost.hub.runtimes.runtime import SessionExit
 from gatepost.hub.session_tasks import ClaimedTask
 from gatepost.hub.sessions import find_session, open_sessions
-from gatepost.hub.task_tokens import authenticate_task_token, has_live_token
+from gatepost.hub.task_tokens import authenticate_task_token
 from gatepost.hub.tasks import TaskPayload
+from tests.hub.harness import has_live_token
 from tests.hub.task_mesh import TaskGate, TaskMesh
 
 RESULT = TaskPayload(result=b"1", mark=b"1")

@@ -1,10 +1,6 @@
-import pytest
-
-from gatepost.errors import WrongState
 from gatepost.hub.runtimes.runtime import SessionHandle
 from gatepost.hub.session_states import SessionState
 from gatepost.hub.sessions import (
-    change_session,
     claim_session,
     end_session,
     find_session,
@@ -32,14 +28,6 @@ def test_a_session_is_found_by_its_task_with_its_handle(hub: HubHarness) -> None
     assert hub.run(open_sessions) == []
     ended = hub.run(lambda tx: find_session(tx, task))
     assert ended is not None and (ended.exit_code, ended.state) == (3, SessionState.RECYCLED)
-
-
-def test_a_session_changes_its_state_by_the_table(hub: HubHarness) -> None:
-    task = hub.add_task()
-    hub.run(lambda tx: claim_session(tx, "s1", task, "reviewer", "process"))
-    hub.run(lambda tx: change_session(tx, "s1", SessionState.PROVISIONING))
-    with pytest.raises(WrongState):
-        hub.run(lambda tx: change_session(tx, "s1", SessionState.MONITORING))
 
 
 def test_a_claim_is_no_session_yet_and_can_be_forgotten(hub: HubHarness) -> None:

@@ -5,14 +5,13 @@ from gatepost.hub.task_states import TaskInput, TaskState
 from gatepost.hub.task_tokens import (
     IssuedTaskToken,
     authenticate_task_token,
-    has_live_token,
     issue_task_token,
     list_task_tokens,
     renew_task_token,
     revoke_task_tokens,
 )
 from gatepost.hub.tasks import change_task
-from tests.hub.harness import HubHarness
+from tests.hub.harness import HubHarness, has_live_token
 
 HOUR = 3_600_000
 

@@ -12,7 +12,6 @@ from gatepost.mesh.rendezvous import (
     MAX_DOCUMENT_BYTES,
     REFRESH_MS,
     DescriptorDocument,
-    encode_document,
     find_descriptor,
     joinable_points,
     merge_points,
@@ -36,6 +35,10 @@ def published(room: SharedRoom, who: RecordAuthor = ROOT, now: int = NOW) -> Sig
     record = renew_descriptor(room, who.node, who.key.public, HeardAddresses(), now)
     assert record is not None
     return claim(who, "rendezvous", "descriptor", record)
+
+
+def document_of(signed: SignedRecord) -> bytes:
+    return msgspec.json.encode(DescriptorDocument.of_record(GENESIS, signed))
 
 
 def test_all_addresses_are_merged_and_backbone_nodes_come_first() -> None:
@@ -87,7 +90,7 @@ def test_a_descriptor_has_a_bound() -> None:
     long: dict[str, Any] = {"endpoint_ws": f"wss://{'h' * 200}:1", "tls_pin": "a" * 64}
     room = room_of(*(entry(each, **long) for each in many[:29]))
     assert len(merge_points(room_of(*map(entry, many)), HeardAddresses())) == MAX_DESCRIPTOR_POINTS
-    document = encode_document(GENESIS, published(room))
+    document = document_of(published(room))
     assert len(document) < MAX_DOCUMENT_BYTES
     verify_document(document, NOW, FINGERPRINT)
 
@@ -117,7 +120,7 @@ def test_the_publishers_descriptor_is_served_and_another_ones_until_there_is_one
 
 
 def test_a_newcomer_verifies_the_descriptor_up_to_the_genesis() -> None:
-    document = encode_document(GENESIS, published(room_of(), VPS))
+    document = document_of(published(room_of(), VPS))
     found = verify_document(document, NOW, FINGERPRINT)
     assert (found.publisher, found.version, len(found.data.points)) == ("vps", 1, 3)
 
@@ -128,7 +131,7 @@ def altered(document: bytes, **changes: object) -> bytes:
 
 
 def test_a_descriptor_that_is_forged_old_or_of_others_is_refused() -> None:
-    document = encode_document(GENESIS, published(room_of()))
+    document = document_of(published(room_of()))
     record = msgspec.json.decode(document, type=DescriptorDocument).record
     forged = [
         b"",
@@ -138,7 +141,7 @@ def test_a_descriptor_that_is_forged_old_or_of_others_is_refused() -> None:
         altered(document, signature="A" * 86 + "=="),
         altered(document, genesis_key=key("mallory").public),
         altered(document, genesis_key=b"short"),
-        encode_document(GENESIS, entry(ROOT)),
+        document_of(entry(ROOT)),
     ]
     for text in forged:
         with pytest.raises(InvalidRequest):
@@ -153,5 +156,5 @@ def test_a_descriptor_that_is_forged_old_or_of_others_is_refused() -> None:
 def test_an_edge_node_cannot_publish_a_descriptor() -> None:
     signed = published(room_of(), LEA)
     with pytest.raises(InvalidRequest):
-        verify_document(encode_document(GENESIS, signed), NOW, FINGERPRINT)
+        verify_document(document_of(signed), NOW, FINGERPRINT)
     assert find_descriptor(room_of(signed), "lea", NOW) is None

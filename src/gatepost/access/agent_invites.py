@@ -15,7 +15,6 @@ from gatepost.errors import (
     Revoked,
     TokenAlreadyUsed,
     UnknownInvite,
-    WrongState,
 )
 from gatepost.events import check_agent_id
 from gatepost.journal.audit import record_audit_entry
@@ -91,16 +90,6 @@ def load_agent_invite(tx: Tx, id: str) -> AgentInvite:
     if row is None:
         raise UnknownInvite(f"this gateway has no agent invite {id!r}")
     return _invite_from_row(row[:-1])
-
-
-def revoke_agent_invite(tx: Tx, id: str, actor: str) -> AgentInvite:
-    invite = load_agent_invite(tx, id)
-    if invite.used_at is not None:
-        raise WrongState(f"invite {id} was used; revoke agent {invite.agent_id} instead")
-    if invite.revoked_at is None:
-        tx.execute("UPDATE agent_invite SET revoked_at = ? WHERE id = ?", (tx.now, id))
-        record_audit_entry(tx, actor, "agent.invite.revoke", id)
-    return load_agent_invite(tx, id)
 
 
 def revoke_open_invites(tx: Tx, agent_id: str) -> None:

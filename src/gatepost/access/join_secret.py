@@ -12,7 +12,6 @@ from gatepost.access.tokens import decode_b64, encode_b64
 from gatepost.agent_tokens import SecretValue
 from gatepost.errors import InvalidToken
 
-MAX_JOIN_TEXT_CHARS = 256
 _SECRET_BYTES = 32
 _PATTERN = re.compile(r"gpm1\.([0-9a-f]{32})\.([A-Za-z0-9_-]{86})")
 

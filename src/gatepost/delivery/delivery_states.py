@@ -64,7 +64,7 @@ TRANSITIONS: dict[tuple[DeliveryState, DeliveryInput], DeliveryState] = {
     (_S.INCIDENT, _I.DOUBT): _S.INCIDENT,
 }
 
-TERMINAL = (DeliveryState.PROCESSED, DeliveryState.REPLIED, DeliveryState.DEAD_LETTER)
+TERMINAL_STATES = (DeliveryState.PROCESSED, DeliveryState.REPLIED, DeliveryState.DEAD_LETTER)
 UNACCEPTED = (DeliveryState.EMITTED, DeliveryState.RETRY_PENDING)
 IS_UNACCEPTED = "state IN ({})".format(", ".join(f"'{state}'" for state in UNACCEPTED))
 

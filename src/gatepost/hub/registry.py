@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from gatepost.errors import UnknownAgent
 from gatepost.hub.agent_definition import AgentDefinition
 
 MAX_FILE_BYTES = 64 * 1024
@@ -65,12 +64,6 @@ class AgentRegistry:
         self._good = good
         self.agents, duplicates = _index_by_name(good)
         self.problems = problems + duplicates
-
-    def get_agent(self, name: str) -> AgentDefinition:
-        found = self.agents.get(name)
-        if found is None:
-            raise UnknownAgent(f"no file in the agents folder defines an agent {name!r}")
-        return found
 
 
 def parse_definition(content: FileContent) -> AgentDefinition:

@@ -5,7 +5,7 @@ from msgspec import Struct
 
 from gatepost.events import format_event_id, parse_event_id
 from gatepost.hub.runtimes.runtime import SessionHandle
-from gatepost.hub.session_states import SessionState, check_session_transition
+from gatepost.hub.session_states import SessionState
 from gatepost.journal.transaction import Row, Tx
 
 _COLUMNS = "name, task, agent, runtime, state, handle, exit_code, reason, created_at, ended_at"
@@ -73,13 +73,6 @@ def note_running(tx: Tx, name: str, handle: SessionHandle) -> None:
     """Note how to find a session again, now that its command runs."""
     sql = "UPDATE session SET state = ?, handle = ? WHERE name = ? AND ended_at IS NULL"
     tx.execute(sql, (SessionState.RUNNING, msgspec.json.encode(handle), name))
-
-
-def change_session(tx: Tx, name: str, target: SessionState) -> None:
-    row = tx.fetch_one(f"{_SELECT} WHERE name = ?", (name,))
-    if row is not None:
-        check_session_transition(SessionState(row[4]), target)
-        tx.execute("UPDATE session SET state = ? WHERE name = ?", (target, name))
 
 
 def end_session(tx: Tx, name: str, exit_code: int | None, reason: str) -> bool:

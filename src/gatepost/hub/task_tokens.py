@@ -104,11 +104,6 @@ def list_task_tokens(tx: Tx) -> list[TaskToken]:
     return [_token_from_row(row) for row in tx.fetch_all(_SELECT_LIVE, (tx.now,))]
 
 
-def has_live_token(tx: Tx, task: str) -> bool:
-    sql = "SELECT 1 FROM task_token WHERE task = ? AND revoked_at IS NULL AND expires_at > ?"
-    return tx.fetch_one(sql, (parse_event_id(task), tx.now)) is not None
-
-
 def _token_from_row(row: tuple[object, ...]) -> TaskToken:
     id, agent, task, capabilities, issued, expiry = row
     decoded = _decode_capabilities(str(capabilities))

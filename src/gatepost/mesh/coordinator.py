@@ -74,7 +74,7 @@ class MeshCoordinator:
 
     # -- inputs
 
-    def set_members(self, members: MeshMembers, now: int) -> list[MeshDecision]:
+    def set_members(self, members: MeshMembers) -> list[MeshDecision]:
         """The room changed. `members` are all nodes that count, perhaps with this one."""
         others = {id: member for id, member in members.items() if id != self.identity.node}
         self.members = others

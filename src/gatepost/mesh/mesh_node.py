@@ -22,7 +22,7 @@ class MeshNode:
 
     def set_members(self, members: MeshMembers, now: MeshTime) -> list[MeshDecision]:
         self._judge.members = members
-        return self._sign_decisions(self.coordinator.set_members(members, now.steady_ms), now)
+        return self._sign_decisions(self.coordinator.set_members(members), now)
 
     def set_cluster_tokens(self, tokens: tuple[str, ...]) -> None:
         """The valid tokens; the first one is used for this node's own announcements."""

@@ -123,11 +123,6 @@ def _descriptor_of(room: SharedRoom, member: RoomMember, now: int) -> SignedReco
     return signed if signed.data.issued_at - _SKEW_MS <= now < signed.data.expires_at else None
 
 
-def encode_document(genesis: Genesis, signed: SignedRecord) -> bytes:
-    document = DescriptorDocument.of_record(genesis, signed)
-    return msgspec.json.format(msgspec.json.encode(document)) + b"\n"
-
-
 def verify_document(
     document: bytes, now: int, genesis_fingerprint: str | None = None
 ) -> VerifiedDescriptor:

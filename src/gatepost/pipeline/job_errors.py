@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from gatepost.errors import PipelineError
 
-_PYTHON_ERRORS = ("pyarrow.lib.", "deltalake.exceptions.", "_internal.")
-
 
 @contextlib.contextmanager
 def wrap_job_errors() -> Iterator[None]:

@@ -206,7 +206,7 @@ class MeshService:
             self._replica.current_room, now.steady_ms
         ):
             if self.peer_state(node) is not PeerState.ALIVE and self._accepts_address(address):
-                self._addresses.note_try(node, address, now.steady_ms)
+                self._addresses.note_try(node, now.steady_ms)
                 self._apply(self.node.hint_peer(node, address, now))
 
     async def _create_node(self) -> MeshNode:

@@ -42,24 +42,24 @@ def is_own_address(address: str) -> bool:
 
 
 class RoomAddresses:
-    """Remembers when each address of the room was tried."""
+    """Remembers when the address of each member was tried last."""
 
     def __init__(self, pause_ms: int) -> None:
         self._pause_ms = pause_ms
-        self._tried: dict[str, tuple[str, int]] = {}
+        self._tried: dict[str, int] = {}
 
     def due_addresses(self, room: SharedRoom, now: int) -> Iterator[tuple[str, str]]:
-        """(node, address) of the members whose address is new, or was not tried for long."""
+        """(node, address) of the members that were never tried, or not since the pause."""
         transports = room.effective.transports
         for node in self._tried.keys() - transports.keys():
             del self._tried[node]
         for node, record in transports.items():
-            if record.udp is not None and self._is_due(node, record.udp, now):
+            if record.udp is not None and self._is_due(node, now):
                 yield node, record.udp
 
-    def note_try(self, node: str, address: str, now: int) -> None:
-        self._tried[node] = (address, now)
+    def note_try(self, node: str, now: int) -> None:
+        self._tried[node] = now
 
-    def _is_due(self, node: str, address: str, now: int) -> bool:
-        last, at = self._tried.get(node, ("", 0))
-        return last == "" or now - at >= self._pause_ms
+    def _is_due(self, node: str, now: int) -> bool:
+        at = self._tried.get(node)
+        return at is None or now - at >= self._pause_ms

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import Struct
-
 from gatepost.errors import TransportUnavailable
 from gatepost.mesh.transports.commands import find_tool, stop_process
 from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl, TorControlLost
@@ -20,13 +18,6 @@ _START_SECS = 30.0
 _PAUSE_SECS = 0.1
 _LOOPBACK = "127.0.0.1"
 _COOKIE_BYTES = 32
-
-
-class TorAddresses(Struct, frozen=True):
-    """Where a running Tor takes commands and connections on this machine."""
-
-    control_port: int
-    socks_port: int
 
 
 class TorProcess:

@@ -150,9 +150,6 @@ class SimulatedAgent:
         gateway.on_up.append(self._connect)
         self._connect()
 
-    def is_idle(self) -> bool:
-        return not self._todo
-
     # -- taking
 
     def _connect(self) -> None:
