@@ -35,7 +35,7 @@ async def _send_and_archive(operations: Operations) -> list[str]:
     """Send ten messages; return their ids once nothing of them is left in the outbox."""
     core = operations.core
     archiver = OutboxArchiver(
-        core, read=lambda tx: None, settled=lambda tx: None, facts=lambda: None
+        core, read=lambda tx: None, closed=lambda tx: None, facts=lambda: None
     )
     await operations.perform(Register(agent="bob"))
     messages = [NewSend("al", "bob", Raw(b"1")) for _ in range(10)]

@@ -61,10 +61,10 @@ def challenge_ground(text: str) -> str:
 class ChallengeIssuer:
     """Issues and recognises challenges without storing them."""
 
-    def __init__(self, issuer: Issuer, life: int) -> None:
+    def __init__(self, issuer: Issuer, ttl: int) -> None:
         self._clock = issuer.clock
         self._key = issuer.derive_key("challenge")
-        self._ttl = life
+        self._ttl = ttl
 
     def make_challenge(self, now: int) -> tuple[str, int]:
         """Return a new challenge and its expiry."""

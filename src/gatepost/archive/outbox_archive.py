@@ -347,14 +347,14 @@ def _check_rows(rows: list[OutboxRow], groups: list[SignedGroup], chain: bytes |
         raise ChainError(f"{span}: it does not continue the archived chain")
 
 
-def prune_outbox(tx: Tx, through: int, *, read: PruneBound, settled: PruneBound, limit: int) -> int:
+def prune_outbox(tx: Tx, through: int, *, read: PruneBound, closed: PruneBound, limit: int) -> int:
     """Delete outbox rows that are no longer needed; return the number. Call it until it is 0.
 
     The rows must be archived (up to `through`), read by every active subscriber (`read`), and not
-    part of an open delivery (`settled`). Commit groups are deleted whole, with their heads. The
+    part of an open delivery (`closed`). Commit groups are deleted whole, with their heads. The
     latest head stays, because the chain continues from it.
     """
-    bounds = [bound for bound in (read(tx), settled(tx)) if bound is not None]
+    bounds = [bound for bound in (read(tx), closed(tx)) if bound is not None]
     row = tx.fetch_one("SELECT min(seq) FROM outbox")
     if row is None or row[0] is None:
         return 0

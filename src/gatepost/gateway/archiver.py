@@ -32,18 +32,18 @@ _SELECT_LAST_OLDER = "SELECT max(last_seq) FROM head WHERE signed_at <= ?"
 class OutboxArchiver:
     """Archives in its own thread with its own journal reader, so that no sender waits for it.
 
-    `read` bounds pruning by the events every active subscriber has taken, `settled` by the first
+    `read` bounds pruning by the events every active subscriber has taken, `closed` by the first
     open delivery. Nothing is pruned beyond either bound.
     """
 
     def __init__(
-        self, core: Core, *, read: SeqBound, settled: SeqBound, facts: RoomFactsSource
+        self, core: Core, *, read: SeqBound, closed: SeqBound, facts: RoomFactsSource
     ) -> None:
         self._core = core
         self._collect_facts = facts
         self._written_facts: RoomFacts | None = None
         self._read_bound = read
-        self._open_delivery_bound = settled
+        self._closed_bound = closed
         self._opened: tuple[apsw.Connection, OutboxArchive] | None = None
         self._stopping = False
         self._compacting = True
@@ -170,7 +170,7 @@ class OutboxArchiver:
             old = tx.fetch_one(_SELECT_LAST_OLDER, (tx.now - keep,)) or (None,)
             upto = min(through, old[0] or 0)
             return prune_outbox(
-                tx, upto, read=self._read_bound, settled=self._open_delivery_bound, limit=limit
+                tx, upto, read=self._read_bound, closed=self._closed_bound, limit=limit
             )
 
         await commit_until_none(self._core, prune_batch)

@@ -118,9 +118,7 @@ class GatewayServices:
 
 def _create_archiver(core: Core, peering: Peering) -> OutboxArchiver:
     bounds, facts = core.bounds, lambda: collect_room_facts(peering.replica)
-    return OutboxArchiver(
-        core, read=bounds.read_through, settled=bounds.closed_through, facts=facts
-    )
+    return OutboxArchiver(core, read=bounds.read_through, closed=bounds.closed_through, facts=facts)
 
 
 @contextlib.asynccontextmanager

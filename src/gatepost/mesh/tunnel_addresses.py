@@ -36,7 +36,7 @@ class TunnelClaim(Struct, frozen=True):
 
 
 def parse_network(text: str) -> Network:
-    """The network of tunnel addresses; ConfigError if it has no room for a mesh."""
+    """The network of tunnel addresses; ConfigError if it is too small for a mesh."""
     try:
         network = ipaddress.ip_network(text)
     except ValueError as error:

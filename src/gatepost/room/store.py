@@ -26,6 +26,9 @@ ON CONFLICT DO UPDATE
 SET version = excluded.version, record = excluded.record, signature = excluded.signature
 WHERE (excluded.version, excluded.record) > (version, record)
 """
+_SAVE_OWNER = """
+INSERT OR REPLACE INTO room_agent_owner (agent, gateway, epoch, former) VALUES (?, ?, ?, ?)
+"""
 _INSERT_NODE_KEY = "INSERT OR IGNORE INTO room_node_key (node_id, public_key) VALUES (?, ?)"
 _COUNT_EVIDENCE = "SELECT count(*) FROM room_evidence WHERE public_key = ?"
 _INSERT_EVIDENCE = """
@@ -100,7 +103,7 @@ def save_owners(tx: Tx, owners: Mapping[str, KnownOwner | None]) -> None:
         if owner is not None
     ]
     free = [(id,) for id, owner in owners.items() if owner is None]
-    tx.execute_many("INSERT OR REPLACE INTO room_agent_owner VALUES (?, ?, ?, ?)", kept)
+    tx.execute_many(_SAVE_OWNER, kept)
     tx.execute_many("DELETE FROM room_agent_owner WHERE agent = ?", free)
 
 

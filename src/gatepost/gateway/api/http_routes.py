@@ -12,7 +12,7 @@ from litestar.response import Stream
 from msgspec import Struct, field
 
 from gatepost.delivery.sent_messages import is_reached
-from gatepost.errors import GatepostError, Unavailable, UnknownBlob, UnknownMessage
+from gatepost.errors import Unavailable, UnknownBlob, UnknownMessage
 from gatepost.events import Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.api.blob_upload import BlobUploads
 from gatepost.gateway.api.operations import Operations, operation_weight
@@ -46,7 +46,6 @@ from gatepost.wire import (
     EnqueueAck,
     Enqueued,
     Extend,
-    Failure,
     LeaseHandles,
     Limit,
     MailboxCounts,
@@ -134,7 +133,7 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
         reply: Enqueued = await operations.perform(Enqueue(messages=[data]))
         (ack,) = reply.results
         if ack.error is not None:
-            raise _failure_error(ack.error)
+            raise ack.error.to_error()
         return ack
 
     @post("/enqueue/batch", status_code=200, summary="Put messages into mailboxes")
@@ -261,7 +260,7 @@ def _message_routes(operations: Operations) -> list[Any]:
         reply: SendResults = await operations.perform(operation)
         (sent,) = reply.results
         if sent.error is not None:
-            raise _failure_error(sent.error)
+            raise sent.error.to_error()
         if wait is None:
             return Response(sent)
         work = operations.sends.wait_for_receipts(sent, wait, timeout)
@@ -352,14 +351,8 @@ def _blob_routes(operations: Operations) -> list[Any]:
 def _raise_single_failure(reply: Settled) -> Settled:
     """Raise the failure of a request for one message; a batch reports failures in its reply."""
     if not reply.settled and len(reply.failures) == 1:
-        raise _failure_error(reply.failures[0])
+        raise reply.failures[0].to_error()
     return reply
-
-
-def _failure_error(failure: Failure) -> GatepostError:
-    error = failure.to_error()
-    error.retry_after = failure.retry_after
-    return error
 
 
 async def while_connected(request: AnyRequest, work: Awaitable[T]) -> T:

@@ -140,7 +140,7 @@ def acting_agents(op: Op) -> Iterable[str]:
 def operation_weight(op: Op) -> int:
     """Return the number of rate-limit tokens an operation costs."""
     if isinstance(op, Send):
-        return sum(_copy_count(new) for new in op.messages)
+        return sum(_target_count(new) for new in op.messages)
     if isinstance(op, TaskCreate):
         return sum(_target_count(new) for new in op.tasks)
     if isinstance(op, TaskReports):
@@ -148,9 +148,5 @@ def operation_weight(op: Op) -> int:
     return len(op.messages) if isinstance(op, Enqueue) else 1
 
 
-def _target_count(new: NewTask) -> int:
-    return len(new.to_agents) if isinstance(new.to_agents, list) else 1
-
-
-def _copy_count(new: NewSend) -> int:
+def _target_count(new: NewTask | NewSend) -> int:
     return len(new.to_agents) if isinstance(new.to_agents, list) else 1

@@ -54,7 +54,7 @@ from gatepost.room import RoomChange
 log = logging.getLogger(__name__)
 
 _SECRET_BYTES = 32
-# A lost datagram must not delay a handover: the release is sent so often.
+# A lost datagram must not delay the next publisher: the release is sent so often.
 _RELEASES, _RELEASE_PAUSE_SECS = 3, 0.05
 _TERM_FACT = "mesh_term"
 _UPSERT_FACT = "INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)"

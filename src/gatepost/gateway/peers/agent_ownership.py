@@ -2,7 +2,7 @@
 
 If an agent registers here while the room says another gateway owns it, this gateway asks the owner
 for it (delivery/transfers.py). The owner gives it to the nodes of `ownership.takers`, once no
-client has listened to the agent's mailbox for a moment, or to any node by its operator's word. It
+client has listened to the agent's mailbox for a moment, or to any node if its operator says so. It
 signs the transfer and publishes it in the room; the new owner publishes the same. Then the old
 owner removes its registration, and forwards the mail (delivery/forwarding.py). Each step is decided
 from the room and the journal, so it is taken again after a crash.

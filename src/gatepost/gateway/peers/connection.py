@@ -36,7 +36,7 @@ _LOOK_SECS = 5.0
 # After a room message that took longer, its peer waits as long.
 _COSTLY_SECS = 0.01
 _LOOKS_PER_DIGEST = 12
-# Less than a sender waits for the word of an owner (delivery.offline_secs and more).
+# Less than a sender waits for the receipt of an owner (delivery.offline_secs and more).
 _STILL_SECS = 30.0
 
 

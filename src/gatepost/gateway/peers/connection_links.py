@@ -30,20 +30,20 @@ _SOONEST_SECS = 0.05
 _LATEST_SECS = 1.0
 # A gateway without a connection to us shows a heartbeat in the room once a minute.
 _HEARTBEAT_MS = 90_000
-# Room for blobs, traces and small frames in the queue of a connection, beside the credit of feeds.
+# Blobs, traces and small frames may queue so much on a connection, beside the credit of feeds.
 _QUEUE_SLACK_BYTES = 16 << 20
 
 
 class ConnectionLinks:
     """Every connection to another gateway carries a link."""
 
-    def __init__(self, keeper: RoomReplica, mesh: MeshService | None = None) -> None:
-        self._keeper = keeper
+    def __init__(self, replica: RoomReplica, mesh: MeshService | None = None) -> None:
+        self._replica = replica
         self._mesh = mesh
-        self._core = core = keeper.core
+        self._core = core = replica.core
         self._links: dict[PeerConnection, PeerLink] = {}
         self._seen_changes = -1
-        self._presence = RoomPresence(keeper, mesh)
+        self._presence = RoomPresence(replica, mesh)
         self.directory = RoutingDirectory()
         self._builder = DirectoryBuilder()
         settings = PeerLinkSettings(
@@ -52,7 +52,7 @@ class ConnectionLinks:
             max_untaken_bytes=max_queued_bytes(core.settings.delivery.window_bytes),
         )
         files = BlobFiles(core.blobs, core.storers)
-        self._peers = PeerLinks(LinkedCore(keeper), files, settings, core.archive)
+        self._peers = PeerLinks(LinkedCore(replica), files, settings, core.archive)
         core.on_blob_wanted = self._peers.fetcher.want_blob
 
     # -- connections come and go
@@ -100,24 +100,24 @@ class ConnectionLinks:
 
     def seconds_silent(self, node: str) -> float:
         """Seconds since the last sign of life: on a connection, or else in the room."""
-        heard = [each.heard_at for each in self._keeper.connections if each.node == node]
+        heard = [each.heard_at for each in self._replica.connections if each.node == node]
         if heard:
             return max(0.0, asyncio.get_running_loop().time() - max(heard))
-        member = self._keeper.current_room.effective.nodes[node]
+        member = self._replica.current_room.effective.nodes[node]
         return max(0, self._core.clock.now() - member.record.last_heartbeat_at) / 1000
 
     def node_status(self, member: RoomMember) -> NodeStatus:
-        """A member's own word about itself, while it shows signs of life; else `offline`.
+        """The status that a member reports, while it shows signs of life; else `offline`.
 
         The first heartbeat of a member counts here by its age, so that a member which is reached
         through a relay does not look dead until the next one. Routing does not trust clocks so far.
         """
-        if not self._presence.is_online(member.id) and not self._is_news(member):
+        if not self._presence.is_online(member.id) and not self._is_newly_heard(member):
             return "offline"
-        said = self._keeper.awareness.presence_of(member.id)
+        said = self._replica.awareness.presence_of(member.id)
         return (said.status if said else None) or member.record.status
 
-    def _is_news(self, member: RoomMember) -> bool:
+    def _is_newly_heard(self, member: RoomMember) -> bool:
         """Whether a heartbeat is all we know of a member, and the next one is not overdue."""
         age = self._core.clock.now() - member.record.last_heartbeat_at
         return self._presence.is_first_heartbeat(member.id) and abs(age) < _HEARTBEAT_MS
@@ -132,18 +132,18 @@ class ConnectionLinks:
 
     async def _follow_room(self) -> None:
         """Wait for a change of the room, or a second, and look at it."""
-        await self._keeper.changes.wait_for_change(self._seen_changes, _LATEST_SECS)
-        self._seen_changes = self._keeper.changes.count
+        await self._replica.changes.wait_for_change(self._seen_changes, _LATEST_SECS)
+        self._seen_changes = self._replica.changes.count
         await self._refresh_directory()
-        self._keeper.routed_changes.advance_to(self._seen_changes)
+        self._replica.routed_changes.advance_to(self._seen_changes)
         self._peers.tend(int(asyncio.get_running_loop().time() * 1000))
 
     async def _refresh_directory(self) -> None:
-        if self._keeper.room is None:
+        if self._replica.room is None:
             return
         unhealthy = self._mesh.unhealthy_agents() if self._mesh else frozenset()
         directory = self._builder.build_directory(
-            self._keeper.room.effective, self._presence.is_online, unhealthy
+            self._replica.room.effective, self._presence.is_online, unhealthy
         )
         if directory != self.directory:
             room_changed = self._core.coordinator.room_changed
@@ -164,12 +164,12 @@ def max_queued_bytes(window_bytes: int) -> int:
 class LinkedCore:
     """A gateway's core as its links see it."""
 
-    def __init__(self, keeper: RoomReplica) -> None:
-        self._keeper = keeper
-        self._core: Core = keeper.core
-        self.node = keeper.core.node
-        self.coordinator = keeper.core.coordinator
-        self.outbox = keeper.core.outbox
+    def __init__(self, replica: RoomReplica) -> None:
+        self._replica = replica
+        self._core: Core = replica.core
+        self.node = replica.core.node
+        self.coordinator = replica.core.coordinator
+        self.outbox = replica.core.outbox
 
     def now(self) -> int:
         return self._core.clock.now()
@@ -183,22 +183,22 @@ class LinkedCore:
             done(None, error)
 
     def is_backbone(self, node: str) -> bool:
-        member = self._keeper.current_room.effective.nodes.get(node)
+        member = self._replica.current_room.effective.nodes.get(node)
         return member is not None and member.may(Act.RELAY_OUTBOX)
 
 
 class RoomPresence:
     """Which gateways are believed to be online: connected, or heard of not long ago.
 
-    The mesh knows sooner than a connection that times out. A connection counts against its word
+    The mesh notices silence sooner than a connection that times out. A connection proves it wrong
     only if something came over it lately.
     """
 
-    def __init__(self, keeper: RoomReplica, mesh: MeshService | None = None) -> None:
-        self._keeper = keeper
+    def __init__(self, replica: RoomReplica, mesh: MeshService | None = None) -> None:
+        self._replica = replica
         self._mesh = mesh
-        self._clock = keeper.core.clock
-        offline_ms = int(keeper.core.settings.delivery.offline_secs * 1000)
+        self._clock = replica.core.clock
+        offline_ms = int(replica.core.settings.delivery.offline_secs * 1000)
         self._presence = PeerPresence(offline_ms, _HEARTBEAT_MS)
 
     def note_contact(self, node: str) -> None:
@@ -210,16 +210,16 @@ class RoomPresence:
         return state is None and self._presence.is_first_heartbeat(node)
 
     def is_online(self, node: str) -> bool:
-        keeper, now = self._keeper, self._clock.now()
-        member = keeper.current_room.effective.nodes.get(node)
+        replica, now = self._replica, self._clock.now()
+        member = replica.current_room.effective.nodes.get(node)
         if member is not None:
             self._presence.note_heartbeat(node, member.record.last_heartbeat_at, now)
-        if node == keeper.core.node.id:
+        if node == replica.core.node.id:
             return True
         state = None if self._mesh is None else self._mesh.peer_state(node)
         if state in (PeerState.SUSPECT, PeerState.DEAD):
             return self._is_heard(node)
-        if any(c.node == node for c in keeper.connections):
+        if any(c.node == node for c in replica.connections):
             return True
         if member is None or member.record.status == "offline":
             return False
@@ -227,5 +227,5 @@ class RoomPresence:
 
     def _is_heard(self, node: str) -> bool:
         """Whether a connection brought something within the time after which silence counts."""
-        since = asyncio.get_running_loop().time() - self._keeper.core.settings.mesh.suspect_secs
-        return any(c.node == node and c.heard_at > since for c in self._keeper.connections)
+        since = asyncio.get_running_loop().time() - self._replica.core.settings.mesh.suspect_secs
+        return any(c.node == node and c.heard_at > since for c in self._replica.connections)

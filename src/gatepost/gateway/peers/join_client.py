@@ -189,13 +189,13 @@ class JoinClient:
         ticket = {"authorization": f"Bearer {answer.ws_ticket}"}
         url = f"{websocket_url(seed.url)}{ROOM_PATH}/{CONTROL_ROOM}"
         address = await self._find_address(seed)
-        place: dict[str, Any] = {}
+        dialled: dict[str, Any] = {}
         if address is not None:
-            place = {"host": address, "port": _port_of(seed.url)}
+            dialled = {"host": address, "port": _port_of(seed.url)}
         try:
             socket = await DirectConnect(
                 url,
-                **place,
+                **dialled,
                 additional_headers=ticket,
                 subprotocols=[Subprotocol(SUBPROTOCOL)],
                 max_size=MAX_MESSAGE_BYTES,

@@ -21,7 +21,7 @@ from gatepost.mesh.transports.udp import UdpTransport
 from gatepost.mesh.tunnel_addresses import Network
 from gatepost.mesh.wireguard_keys import WireGuardIdentity
 
-# Room for a datagram of the mesh on a path of 1,280 bytes, with the headers of the tunnel.
+# A datagram of the mesh fits into a path of 1,280 bytes, with the headers of the tunnel.
 _MTU = 1_420
 _KEEPALIVE_SECS = 25
 _READY_SECS = 5.0

@@ -167,9 +167,9 @@ def _plan_shares(case: _AuditInput, spans: Sequence[ArchivedSpan], slots: int) -
     valid = promises.last_valid_seqs(case.trust.facts)
     outboxes: dict[tuple[str, str], OutboxPart] = {}
     for listed in case.listed:
-        for number, life in enumerate(listed.incarnations):
-            outboxes[listed.node, life.id] = OutboxPart(
-                listed.node, life.id, number, None, valid.get(listed.node)
+        for number, incarnation in enumerate(listed.incarnations):
+            outboxes[listed.node, incarnation.id] = OutboxPart(
+                listed.node, incarnation.id, number, None, valid.get(listed.node)
             )
     for span in spans:
         before = outboxes[span.node, span.incarnation]

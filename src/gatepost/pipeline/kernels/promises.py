@@ -143,15 +143,16 @@ def _doubled_turns(rows: _ReceiptRows) -> pa.Table:
     return rows.to_found(np.array(shown, np.int64), "doubled_turn", details)
 
 
-def _is_doubled(rows: _ReceiptRows, members: Numbers, incarnation: Numbers) -> bool:
+def _is_doubled(rows: _ReceiptRows, members: Numbers, incarnations: Numbers) -> bool:
     nodes, turns = set(), set()
     ends: dict[tuple[int, int], set[int]] = {}
     for row in members.tolist():
-        node, life, outcome = int(rows.node[row]), int(incarnation[row]), int(rows.outcome[row])
+        node, outcome = int(rows.node[row]), int(rows.outcome[row])
+        incarnation = int(incarnations[row])
         nodes.add(node)
-        ends.setdefault((node, life), set()).add(outcome)
+        ends.setdefault((node, incarnation), set()).add(outcome)
         if outcome == _OK:
-            turns.add((node, life if rows.table["forgotten"][row].as_py() else None))
+            turns.add((node, incarnation if rows.table["forgotten"][row].as_py() else None))
     return len(nodes) > 1 or len(turns) > 1 or any(len(found) > 1 for found in ends.values())
 
 

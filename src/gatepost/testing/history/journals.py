@@ -19,7 +19,7 @@ ACKED, DEAD, EXPIRED = 3, 4, 5
 
 _EVENTS = "SELECT seq, body, digest FROM outbox ORDER BY seq"
 _HEADS = "SELECT first_seq, last_seq, chain, signature FROM head ORDER BY last_seq"
-_LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
+_INCARNATIONS = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
 _DELIVERIES = """
 SELECT event_id, state, outcome, node, verdict, processed_at IS NOT NULL, pair_seq, from_agent,
     to_agent, reply, reply_ref FROM delivery
@@ -158,17 +158,17 @@ def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) ->
         return connection.execute(sql).fetchall()
 
     ((node,),) = rows("SELECT value FROM fact WHERE name = 'node_id'")
-    lives = rows(_LIVES)
+    incarnations = rows(_INCARNATIONS)
     forwards, keys = rows(_PASSED_ON), dict(rows(_BLOB_KEYS))
     return GatewayJournal(
         node=str(node),
         key=key,
-        incarnations=lives,
-        events=[_event(lives, *row) for row in rows(_EVENTS)],
+        incarnations=incarnations,
+        events=[_event(incarnations, *row) for row in rows(_EVENTS)],
         heads=rows(_HEADS),
         deliveries=_read_deliveries(rows(_DELIVERIES), keys, blobs),
         mail=[JournalMail(*row) for *row, tracked in rows(_MAIL) if tracked],
-        cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
+        cursors={(source, incarnation): seq for source, incarnation, seq in rows(_CURSORS)},
         forwarded={(source, _id(original)) for source, original, _ in forwards},
         inbox={(source, _id(event)) for source, event in rows(_INBOX)},
         blobs=_digest_blobs(blobs),
@@ -179,10 +179,13 @@ def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) ->
     )
 
 
-def _event(lives: list[tuple[str, int]], seq: int, body: bytes, digest: bytes) -> JournalEvent:
+def _event(
+    incarnations: list[tuple[str, int]], seq: int, body: bytes, digest: bytes
+) -> JournalEvent:
     event = _decode(body)
     event.body, event.digest = body, digest
-    event.incarnation = max((life for life in lives if life[1] <= seq), key=lambda life: life[1])[0]
+    begun = (each for each in incarnations if each[1] <= seq)
+    event.incarnation = max(begun, key=lambda each: each[1])[0]
     return event
 
 

@@ -22,12 +22,13 @@ def _check_chain(journal: GatewayJournal) -> Iterator[HistoryViolation]:
     for event in journal.events:
         if sha256(event.body).digest() != event.digest:
             yield HistoryViolation("chain", journal.node, event.event_id, f"digest of {event.seq}")
-    starts = {first: life for life, first in journal.incarnations}
-    chain, life, after = b"", "", (journal.incarnations[0][1] if journal.incarnations else 1) - 1
+    starts = {first: incarnation for incarnation, first in journal.incarnations}
+    chain, incarnation = b"", ""
+    after = (journal.incarnations[0][1] if journal.incarnations else 1) - 1
     for first, last, claimed, signature in journal.heads:
         if first in starts:
-            life = starts[first]
-            chain = sha256(_frame_parts("gatepost/genesis/1", journal.node, life)).digest()
+            incarnation = starts[first]
+            chain = sha256(_frame_parts("gatepost/genesis/1", journal.node, incarnation)).digest()
         if first != after + 1 or not all(seq in digests for seq in range(first, last + 1)):
             yield HistoryViolation(
                 "chain", journal.node, "", f"a gap before or in {first} to {last}"
@@ -35,7 +36,7 @@ def _check_chain(journal: GatewayJournal) -> Iterator[HistoryViolation]:
             return
         for seq in range(first, last + 1):
             chain = sha256(chain + digests[seq]).digest()
-        if chain != claimed or not _is_signed(journal, life, first, last, chain, signature):
+        if chain != claimed or not _is_signed(journal, incarnation, first, last, chain, signature):
             yield HistoryViolation("chain", journal.node, "", f"the head of {first} to {last}")
             return
         after = last
@@ -44,12 +45,12 @@ def _check_chain(journal: GatewayJournal) -> Iterator[HistoryViolation]:
 
 
 def _is_signed(
-    journal: GatewayJournal, life: str, first: int, last: int, chain: bytes, signature: bytes
+    journal: GatewayJournal, incarnation: str, first: int, last: int, chain: bytes, signature: bytes
 ) -> bool:
     if journal.key is None:
         return True
     span = first.to_bytes(8, "big") + last.to_bytes(8, "big")
-    statement = _frame_parts("gatepost/head/1", journal.node, life, span, chain)
+    statement = _frame_parts("gatepost/head/1", journal.node, incarnation, span, chain)
     try:
         VerifyKey(journal.key).verify(statement, signature)
     except BadSignatureError:

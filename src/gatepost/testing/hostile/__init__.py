@@ -1,7 +1,7 @@
 """A node that speaks the protocol and says anything a test wants, true or not.
 
 `HostileIdentity` signs, encrypts and encodes without any socket. `HostileNode` is an identity that
-also knocks at a gateway, and `HostileConnection` is one of its WebSockets.
+also dials a gateway, and `HostileConnection` is one of its WebSockets.
 """
 
 from gatepost.testing.hostile.connection import HostileConnection
