@@ -17,7 +17,7 @@ def test_a_production_gateway_cannot_switch_proof_off() -> None:
         AccessPolicy(profile="production", allow_keyless=True)
 
 
-@pytest.mark.parametrize("life", [29_999, 60_001])
-def test_a_ticket_lives_30_to_60_seconds(life: int) -> None:
+@pytest.mark.parametrize("ttl", [29_999, 60_001])
+def test_a_ticket_lives_30_to_60_seconds(ttl: int) -> None:
     with pytest.raises(ConfigError, match="30 to 60 s"):
-        AccessPolicy(ticket_life=life)
+        AccessPolicy(ticket_life=ttl)

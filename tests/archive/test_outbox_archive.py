@@ -1,4 +1,4 @@
-"""Sealing: whole groups, each event once, whatever is killed when."""
+"""Archiving: whole groups, each event once, whatever is killed when."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def _nobody(tx: object) -> None:
 
 
 def _prune(harness: ArchiveHarness, through: int, limit: int = 1000, **bounds: Any) -> int:
-    given = {"read": _nobody, "settled": _nobody} | bounds
+    given = {"read": _nobody, "closed": _nobody} | bounds
     return prune_outbox(harness.tx(), through, limit=limit, **given)
 
 
@@ -41,10 +41,10 @@ def _seqs(harness: ArchiveHarness) -> list[int]:
     return [event["seq"] for event in harness.events()]
 
 
-# -- what is sealed, and when
+# -- which events are archived, and when
 
 
-def test_nothing_is_sealed_before_it_is_due(harness: ArchiveHarness) -> None:
+def test_nothing_is_archived_before_it_is_due(harness: ArchiveHarness) -> None:
     assert harness.archive_segments() == []
     harness.groups(4, 5)
     assert harness.archive_segments() == []
@@ -75,7 +75,7 @@ def test_a_segment_ends_at_midnight(harness: ArchiveHarness) -> None:
     }
 
 
-def test_sealing_goes_on_where_it_stopped(harness: ArchiveHarness) -> None:
+def test_archiving_goes_on_where_it_stopped(harness: ArchiveHarness) -> None:
     harness.groups(10)
     assert harness.archive_segments() == [(1, 10)]
     harness.groups(10)
@@ -88,12 +88,12 @@ def test_large_bodies_make_smaller_segments(
 ) -> None:
     monkeypatch.setattr(outbox_archive, "MAX_SEGMENT_BYTES", 1000)
     harness.groups(*[2] * 10)
-    sealed = harness.archive_segments()
-    assert len(sealed) > 1
-    assert _seqs(harness) == list(range(1, sealed[-1][1] + 1))
+    archived = harness.archive_segments()
+    assert len(archived) > 1
+    assert _seqs(harness) == list(range(1, archived[-1][1] + 1))
 
 
-def test_a_journal_that_was_tampered_with_is_not_sealed(harness: ArchiveHarness) -> None:
+def test_a_journal_that_was_tampered_with_is_not_archived(harness: ArchiveHarness) -> None:
     harness.groups(5, 5)
     harness.connection.execute("DELETE FROM outbox WHERE seq = 3")
     with pytest.raises(ChainError, match="missing"):
@@ -101,7 +101,7 @@ def test_a_journal_that_was_tampered_with_is_not_sealed(harness: ArchiveHarness)
     assert harness.files() == set()
 
 
-def test_changed_events_are_not_sealed(harness: ArchiveHarness) -> None:
+def test_changed_events_are_not_archived(harness: ArchiveHarness) -> None:
     harness.groups(10)
     harness.connection.execute("DROP TRIGGER outbox_is_append_only")
     harness.connection.execute("UPDATE outbox SET body = CAST(body || ' ' AS BLOB) WHERE seq = 3")
@@ -176,7 +176,7 @@ def test_files_that_are_not_ours_are_left_alone(harness: ArchiveHarness) -> None
 # -- restored journals
 
 
-def test_a_restored_journal_seals_what_it_writes_anew(harness: ArchiveHarness) -> None:
+def test_a_restored_journal_archives_its_new_events(harness: ArchiveHarness) -> None:
     harness.groups(10, 10)
     assert harness.archive_segments() == [(1, 10), (11, 20)]
     # A backup from before seq 11 comes back, and goes on under a new name.
@@ -196,7 +196,7 @@ def test_a_restored_journal_seals_what_it_writes_anew(harness: ArchiveHarness) -
     assert list(verify_archive(harness.store())) == []
 
 
-def test_what_an_old_life_left_unsealed_is_sealed_under_its_name(harness: ArchiveHarness) -> None:
+def test_the_rest_of_an_old_incarnation_is_archived_under_its_name(harness: ArchiveHarness) -> None:
     harness.groups(4)
     harness.start_incarnation("second", first=5)
     harness.groups(10)
@@ -316,7 +316,7 @@ def test_a_real_process_is_killed_again_and_again(tmp_path: Path) -> None:
         assert list(verify_archive(left)) == []
         listed = manifest.read_manifest(left, NODE)
         cut_short += listed is None or listed.rows < 3000
-    assert cut_short, "it was never killed while it sealed"
+    assert cut_short, "it was never killed while it archived"
     subprocess.run([*command, "to the end"], env=env, check=True, capture_output=True)
     store = ArchiveStore.open(str(tmp_path / "archive"))
     listed = manifest.read_manifest(store, NODE)
@@ -374,7 +374,7 @@ def test_small_neighbours_become_one_segment_with_the_same_events(harness: Archi
     assert harness.files() == _named(harness)
 
 
-def test_sealing_goes_on_behind_what_was_merged(harness: ArchiveHarness) -> None:
+def test_archiving_goes_on_behind_merged_segments(harness: ArchiveHarness) -> None:
     _small(harness, 8)
     archive = harness.archive(rows=ROOM, age=0)
     assert _merge(harness, archive) == [(1, 24)]
@@ -423,12 +423,12 @@ def test_a_damaged_segment_is_not_merged_into_a_good_one(harness: ArchiveHarness
 
 def test_killed_while_merging_nothing_is_lost_doubled_or_left(tmp_path: Path) -> None:
     """Even if the journal has forgotten all of it."""
-    harness = ArchiveHarness(tmp_path / "sealed")
+    harness = ArchiveHarness(tmp_path / "archived")
     _small(harness, 8)
     before = harness.events()
     _prune(harness, 24)
     for step in range(100):
-        harness.root = shutil.copytree(tmp_path / "sealed", tmp_path / str(step))
+        harness.root = shutil.copytree(tmp_path / "archived", tmp_path / str(step))
         died = _killed_merging(harness, step)
         assert harness.events() == before
         _merge_and_forget(harness, harness.archive(rows=ROOM))
@@ -484,7 +484,7 @@ def _heads(harness: ArchiveHarness) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("through", "read", "settled", "left"),
+    ("through", "read", "closed", "left"),
     [
         (12, None, None, []),
         (8, None, None, [9, 10, 11, 12]),
@@ -497,10 +497,10 @@ def _heads(harness: ArchiveHarness) -> list[int]:
     ],
 )
 def test_only_what_nobody_needs_goes_and_only_whole_groups(
-    harness: ArchiveHarness, through: int, read: int | None, settled: int | None, left: list[int]
+    harness: ArchiveHarness, through: int, read: int | None, closed: int | None, left: list[int]
 ) -> None:
     harness.groups(4, 4, 4)
-    gone = _prune(harness, through, read=lambda tx: read, settled=lambda tx: settled)
+    gone = _prune(harness, through, read=lambda tx: read, closed=lambda tx: closed)
     assert _outbox(harness) == left
     assert gone == 12 - len(left)
     ends = [end for end in (4, 8, 12) if end in left]

@@ -22,7 +22,7 @@ from tests.archive.harness import NOW, ArchiveHarness
 
 
 def _row(harness: ArchiveHarness, **fields: Any) -> dict[str, Any]:
-    """One event, all the way through sealing."""
+    """One event, all the way through archiving."""
     harness.group(harness.message(**fields))
     harness.archive_segments(harness.archive(rows=1))
     return harness.events()[-1]
@@ -122,14 +122,14 @@ def test_attempts_of_a_dead_letter_may_be_none(harness: ArchiveHarness) -> None:
     assert letter["dead_attempts"] == 0
 
 
-def test_a_sealed_payload_is_as_large_as_what_it_seals(harness: ArchiveHarness) -> None:
-    sealer = PayloadCipher(harness.key, harness.clock)
+def test_an_encrypted_payload_is_as_large_as_its_content(harness: ArchiveHarness) -> None:
+    cipher = PayloadCipher(harness.key, harness.clock)
     for size in (0, 1, 2, 3, 1000, 65_536):
         id = harness.ids.next_id()
-        sealed, _ = sealer.encrypt(
+        encrypted, _ = cipher.encrypt(
             b"x" * size, [harness.key.public], event_id=id, source_node_id="n"
         )
-        row = _row(harness, event_id=id, payload=encode_payload(sealed))
+        row = _row(harness, event_id=id, payload=encode_payload(encrypted))
         assert row["payload_size"] == size
 
 
@@ -185,7 +185,7 @@ def test_bodies_are_kept_only_if_wanted(harness: ArchiveHarness) -> None:
     assert [event["body"] for event in harness.events()] == [None, None]
 
 
-def test_what_is_no_event_is_not_sealed() -> None:
+def test_a_body_that_is_no_event_is_not_archived() -> None:
     with pytest.raises(ArchiveError, match="seq 4 to 4"):
         events_table("a", [(4, b"", None, b"{}", b"")], [SignedGroup(4, 4, b"", b"")], bodies=False)
 

@@ -19,7 +19,7 @@ from tests.archive.harness import NODE, ArchiveHarness
 
 
 @pytest.fixture
-def sealed(harness: ArchiveHarness) -> ArchiveHarness:
+def archived(harness: ArchiveHarness) -> ArchiveHarness:
     """Three segments of two groups each."""
     harness.groups(4, 6, 3, 7, 5, 5)
     assert harness.archive_segments() == [(1, 10), (11, 20), (21, 30)]
@@ -60,9 +60,9 @@ def _rewrite(
     )
 
 
-def test_a_whole_archive_has_no_findings(sealed: ArchiveHarness) -> None:
+def test_a_whole_archive_has_no_findings(archived: ArchiveHarness) -> None:
     told: list[int] = []
-    assert list(verify_archive(sealed.store(), told.append)) == []
+    assert list(verify_archive(archived.store(), told.append)) == []
     assert sum(told) == 30
 
 
@@ -70,131 +70,131 @@ def test_an_empty_folder_has_no_findings(harness: ArchiveHarness) -> None:
     assert list(verify_archive(harness.store())) == []
 
 
-def test_a_finding_says_where_and_what(sealed: ArchiveHarness) -> None:
-    _file(sealed, 1).unlink()
-    (finding,) = verify_archive(sealed.store())
+def test_a_finding_says_where_and_what(archived: ArchiveHarness) -> None:
+    _file(archived, 1).unlink()
+    (finding,) = verify_archive(archived.store())
     assert isinstance(finding, ArchiveFinding)
     assert (finding.node, finding.incarnation, finding.seq) == (NODE, "first", 11)
     assert "is missing" in finding.detail
 
 
-def test_a_changed_file(sealed: ArchiveHarness) -> None:
-    file = _file(sealed, 1)
+def test_a_changed_file(archived: ArchiveHarness) -> None:
+    file = _file(archived, 1)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    assert _found(sealed)[0] == (ArchiveRule.SEGMENT_CHANGED, 11)
+    assert _found(archived)[0] == (ArchiveRule.SEGMENT_CHANGED, 11)
 
 
-def test_a_cut_off_file(sealed: ArchiveHarness) -> None:
-    file = _file(sealed, 2)
+def test_a_cut_off_file(archived: ArchiveHarness) -> None:
+    file = _file(archived, 2)
     file.write_bytes(file.read_bytes()[:-10])
-    assert _found(sealed) == [(ArchiveRule.SEGMENT_CHANGED, 21)]
+    assert _found(archived) == [(ArchiveRule.SEGMENT_CHANGED, 21)]
 
 
-def test_a_manifest_that_was_edited(sealed: ArchiveHarness) -> None:
-    listed = _listed(sealed)
-    manifest.write_manifest(sealed.store(), replace(listed, archived_through=99))
-    assert _found(sealed) == [(ArchiveRule.MANIFEST_SIGNATURE, None)]
+def test_a_manifest_that_was_edited(archived: ArchiveHarness) -> None:
+    listed = _listed(archived)
+    manifest.write_manifest(archived.store(), replace(listed, archived_through=99))
+    assert _found(archived) == [(ArchiveRule.MANIFEST_SIGNATURE, None)]
 
 
-def test_a_manifest_of_another_node(sealed: ArchiveHarness) -> None:
-    data = (sealed.root / manifest.manifest_path(NODE)).read_bytes()
-    sealed.store().write_file(manifest.manifest_path("node-2"), data)
-    assert (ArchiveRule.MANIFEST_SIGNATURE, None) in _found(sealed)
+def test_a_manifest_of_another_node(archived: ArchiveHarness) -> None:
+    data = (archived.root / manifest.manifest_path(NODE)).read_bytes()
+    archived.store().write_file(manifest.manifest_path("node-2"), data)
+    assert (ArchiveRule.MANIFEST_SIGNATURE, None) in _found(archived)
 
 
-def test_a_manifest_that_is_missing_or_nonsense(sealed: ArchiveHarness) -> None:
-    file = sealed.root / manifest.manifest_path(NODE)
+def test_a_manifest_that_is_missing_or_nonsense(archived: ArchiveHarness) -> None:
+    file = archived.root / manifest.manifest_path(NODE)
     file.write_bytes(b"{")
-    assert _found(sealed) == [(ArchiveRule.MANIFEST_UNREADABLE, None)]
+    assert _found(archived) == [(ArchiveRule.MANIFEST_UNREADABLE, None)]
     file.unlink()
-    assert _found(sealed) == [(ArchiveRule.MANIFEST_MISSING, None)]
+    assert _found(archived) == [(ArchiveRule.MANIFEST_MISSING, None)]
 
 
-def test_a_segment_left_out_of_the_manifest(sealed: ArchiveHarness) -> None:
-    listed = _listed(sealed)
+def test_a_segment_left_out_of_the_manifest(archived: ArchiveHarness) -> None:
+    listed = _listed(archived)
     shorter = replace(listed, segments=(listed.segments[0], listed.segments[2]))
-    manifest.write_manifest(sealed.store(), manifest.sign_manifest(shorter, sealed.key))
-    (finding,) = verify_archive(sealed.store())
+    manifest.write_manifest(archived.store(), manifest.sign_manifest(shorter, archived.key))
+    (finding,) = verify_archive(archived.store())
     assert (finding.rule, finding.seq) == (ArchiveRule.CHAIN_GAP, 11)
     assert "seq 11 to 20" in finding.detail
 
 
-def test_the_first_segment_left_out(sealed: ArchiveHarness) -> None:
-    listed = _listed(sealed)
+def test_the_first_segment_left_out(archived: ArchiveHarness) -> None:
+    listed = _listed(archived)
     shorter = replace(listed, segments=listed.segments[1:])
-    manifest.write_manifest(sealed.store(), manifest.sign_manifest(shorter, sealed.key))
-    assert _found(sealed) == [(ArchiveRule.CHAIN_GAP, 1)]
+    manifest.write_manifest(archived.store(), manifest.sign_manifest(shorter, archived.key))
+    assert _found(archived) == [(ArchiveRule.CHAIN_GAP, 1)]
 
 
-def test_a_group_left_out(sealed: ArchiveHarness) -> None:
+def test_a_group_left_out(archived: ArchiveHarness) -> None:
     def cut(rows: list[dict[str, Any]]) -> None:
         del rows[:3]
 
-    _rewrite(sealed, 1, cut)
-    assert _found(sealed) == [(ArchiveRule.CHAIN_GAP, 11)]
+    _rewrite(archived, 1, cut)
+    assert _found(archived) == [(ArchiveRule.CHAIN_GAP, 11)]
 
 
-def test_events_left_out_of_a_group(sealed: ArchiveHarness) -> None:
+def test_events_left_out_of_a_group(archived: ArchiveHarness) -> None:
     def cut(rows: list[dict[str, Any]]) -> None:
         del rows[5:7]
 
-    _rewrite(sealed, 1, cut)
-    (finding,) = verify_archive(sealed.store())
+    _rewrite(archived, 1, cut)
+    (finding,) = verify_archive(archived.store())
     assert (finding.rule, finding.seq) == (ArchiveRule.CHAIN_GAP, 16)
     assert "seq 16 to 17" in finding.detail
 
 
-def test_an_event_that_was_exchanged(sealed: ArchiveHarness) -> None:
+def test_an_event_that_was_exchanged(archived: ArchiveHarness) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         rows[1]["digest"] = bytes(32)
         rows[1]["body"] = None
 
-    _rewrite(sealed, 1, change)
-    assert _found(sealed) == [(ArchiveRule.CHAIN_FORK, 11)]
+    _rewrite(archived, 1, change)
+    assert _found(archived) == [(ArchiveRule.CHAIN_FORK, 11)]
 
 
-def test_a_body_that_was_exchanged(sealed: ArchiveHarness) -> None:
+def test_a_body_that_was_exchanged(archived: ArchiveHarness) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         rows[4]["body"] += b" "
 
-    _rewrite(sealed, 1, change)
-    assert _found(sealed) == [(ArchiveRule.BODY_CHANGED, 15)]
+    _rewrite(archived, 1, change)
+    assert _found(archived) == [(ArchiveRule.BODY_CHANGED, 15)]
 
 
-def test_a_number_near_the_limit_is_a_gap_and_is_not_counted_out(sealed: ArchiveHarness) -> None:
+def test_a_number_near_the_limit_is_a_gap_and_is_not_counted_out(archived: ArchiveHarness) -> None:
     """The node signs what it likes: a loop over these numbers would never end."""
 
     def change(rows: list[dict[str, Any]]) -> None:
         rows[-1]["seq"] = 2**53 - 1
 
-    _rewrite(sealed, 1, change)
-    assert ArchiveRule.CHAIN_GAP in [rule for rule, _ in _found(sealed)]
+    _rewrite(archived, 1, change)
+    assert ArchiveRule.CHAIN_GAP in [rule for rule, _ in _found(archived)]
 
 
-def test_a_bad_signature(sealed: ArchiveHarness) -> None:
+def test_a_bad_signature(archived: ArchiveHarness) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         rows[2]["signature"] = bytes(64)
 
-    _rewrite(sealed, 1, change)
-    assert _found(sealed) == [(ArchiveRule.BAD_SIGNATURE, 13)]
+    _rewrite(archived, 1, change)
+    assert _found(archived) == [(ArchiveRule.BAD_SIGNATURE, 13)]
 
 
-def test_a_group_whose_head_was_taken_away(sealed: ArchiveHarness) -> None:
+def test_a_group_whose_head_was_taken_away(archived: ArchiveHarness) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         rows[2] |= {"group_first": None, "chain": None, "signature": None}
 
-    _rewrite(sealed, 1, change)
-    assert _found(sealed) == [(ArchiveRule.OPEN_GROUP, 11)]
+    _rewrite(archived, 1, change)
+    assert _found(archived) == [(ArchiveRule.OPEN_GROUP, 11)]
 
 
-def test_an_event_that_is_there_twice(sealed: ArchiveHarness) -> None:
+def test_an_event_that_is_there_twice(archived: ArchiveHarness) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         rows.insert(5, rows[5])
 
-    _rewrite(sealed, 1, change)
-    assert _found(sealed) == [(ArchiveRule.CHAIN_FORK, 14)]
+    _rewrite(archived, 1, change)
+    assert _found(archived) == [(ArchiveRule.CHAIN_FORK, 14)]
 
 
 def _know(harness: ArchiveHarness, key: NodeKey, signer: NodeKey) -> None:
@@ -203,23 +203,23 @@ def _know(harness: ArchiveHarness, key: NodeKey, signer: NodeKey) -> None:
     room_facts.write_facts(harness.store(), room_facts.sign_facts(facts, signer))
 
 
-def test_a_key_the_room_knows_is_right(sealed: ArchiveHarness) -> None:
-    _know(sealed, sealed.key, sealed.key)
-    assert _found(sealed) == []
+def test_a_key_the_room_knows_is_right(archived: ArchiveHarness) -> None:
+    _know(archived, archived.key, archived.key)
+    assert _found(archived) == []
 
 
-def test_a_key_the_room_does_not_know(sealed: ArchiveHarness) -> None:
+def test_a_key_the_room_does_not_know(archived: ArchiveHarness) -> None:
     other = NodeKey.generate(ManualClock(seed=5))
-    _know(sealed, other, other)
-    assert _found(sealed) == [(ArchiveRule.WRONG_KEY, None)]
+    _know(archived, other, other)
+    assert _found(archived) == [(ArchiveRule.WRONG_KEY, None)]
 
 
-def test_facts_somebody_else_signed_do_not_count(sealed: ArchiveHarness) -> None:
+def test_facts_somebody_else_signed_do_not_count(archived: ArchiveHarness) -> None:
     other = NodeKey.generate(ManualClock(seed=5))
-    _know(sealed, other, sealed.key)
-    assert _found(sealed) == [(ArchiveRule.FACTS_SIGNATURE, None)]
+    _know(archived, other, archived.key)
+    assert _found(archived) == [(ArchiveRule.FACTS_SIGNATURE, None)]
 
 
-def test_facts_that_cannot_be_read(sealed: ArchiveHarness) -> None:
-    sealed.store().write_file("room/x.json", b"{")
-    assert _found(sealed) == [(ArchiveRule.FACTS_UNREADABLE, None)]
+def test_facts_that_cannot_be_read(archived: ArchiveHarness) -> None:
+    archived.store().write_file("room/x.json", b"{")
+    assert _found(archived) == [(ArchiveRule.FACTS_UNREADABLE, None)]

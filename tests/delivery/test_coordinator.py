@@ -39,7 +39,7 @@ async def test_sending_appends_the_event_and_its_first_receipt(post: Post) -> No
     assert (message.kind, message.event_id, message.pair_seq) == ("message", sent.event_id, 1)
     assert (receipt.kind, receipt.ref_event_id) == ("ack", sent.event_id)
     assert msgspec.json.decode(receipt.payload) == {"status": "accepted"}
-    assert b'"n"' not in bytes(message.payload), "payloads are sealed"
+    assert b'"n"' not in bytes(message.payload), "payloads are encrypted"
     (mail,) = await post.take()
     assert (mail.msg_id, bytes(mail.payload)) == (sent.event_id, b'{"n": 1}')
 

@@ -285,12 +285,12 @@ def test_a_blob_put_together_from_pieces_is_kept_if_it_is_the_right_one(
     store: BlobStore, tmp_path: Path
 ) -> None:
     blob, key = store.store_payload([PAYLOAD])
-    sealed = b"".join(store.read_ciphertext(blob.digest))
+    ciphertext = b"".join(store.read_ciphertext(blob.digest))
     other = BlobStore(tmp_path / "other", StillClock())
-    middle = len(sealed) // 2
-    other.write_piece(blob.digest, middle, sealed[middle:])
+    middle = len(ciphertext) // 2
+    other.write_piece(blob.digest, middle, ciphertext[middle:])
     assert blob.digest not in other
-    other.write_piece(blob.digest, 0, sealed[:middle])
+    other.write_piece(blob.digest, 0, ciphertext[:middle])
     assert other.complete_fetch(blob.digest) == Blob(blob.digest, blob.size)
     assert b"".join(other.read_payload(blob.digest, key)) == PAYLOAD
 

@@ -1,4 +1,4 @@
-"""Sealing beside the traffic: off unless configured, never in the way, and pruning with consent."""
+"""Archiving beside the traffic: off by default, never in the way, and pruning with consent."""
 
 import asyncio
 import subprocess
@@ -43,8 +43,8 @@ def _no_room() -> None:
     """A gateway that is in none."""
 
 
-async def _sealed_beyond(sealing: OutboxArchiver, seq: int) -> None:
-    await async_wait_until(lambda: sealing.archived_through > seq)
+async def _archived_beyond(archiver: OutboxArchiver, seq: int) -> None:
+    await async_wait_until(lambda: archiver.archived_through > seq)
 
 
 async def _left(operations: Operations) -> int:
@@ -56,9 +56,9 @@ async def _nothing_left(operations: Operations) -> bool:
     return await _left(operations) == 0
 
 
-async def _all_left(operations: Operations, sealing: OutboxArchiver) -> bool:
+async def _all_left(operations: Operations, archiver: OutboxArchiver) -> bool:
     """Whether everything that was archived is still in the outbox."""
-    return await _left(operations) >= sealing.archived_through
+    return await _left(operations) >= archiver.archived_through
 
 
 def _archive(state: Path, **more: Any) -> dict[str, Any]:
@@ -69,31 +69,31 @@ def _archive(state: Path, **more: Any) -> dict[str, Any]:
     } | more
 
 
-async def test_what_is_due_is_sealed_and_pruned(state: Path, clock: ManualClock) -> None:
+async def test_due_events_are_archived_and_pruned(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock, **_archive(state, archive__max_rows=5)) as operations:
-        sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
-        async with sealing.running():
+        archiver = OutboxArchiver(operations.core, read=_nobody, closed=_nobody, facts=_no_room)
+        async with archiver.running():
             await _send(operations, 10)
-            await async_wait_until(lambda: sealing.archived_through >= 10)
+            await async_wait_until(lambda: archiver.archived_through >= 10)
             await async_wait_until(lambda: _nothing_left(operations))
         store = ArchiveStore.open(str(state.parent / "archive"))
         listed = manifest.read_manifest(store, operations.core.node.id)
         assert listed is not None
-        assert listed.archived_through == sealing.archived_through
+        assert listed.archived_through == archiver.archived_through
         assert list(verify_archive(store)) == []
-        assert sealing.problem is None
+        assert archiver.problem is None
 
 
-async def test_a_quiet_outbox_is_sealed_when_it_is_old_enough(
+async def test_a_quiet_outbox_is_archived_when_it_is_old_enough(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock, **_archive(state, archive__max_age_secs=60)) as operations:
-        sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
-        async with sealing.running():
+        archiver = OutboxArchiver(operations.core, read=_nobody, closed=_nobody, facts=_no_room)
+        async with archiver.running():
             await _send(operations, 1)
-            await async_assert_stays_true(lambda: sealing.archived_through == 0, 0.1)
+            await async_assert_stays_true(lambda: archiver.archived_through == 0, 0.1)
             clock.advance(60_000)
-            await async_wait_until(lambda: sealing.archived_through)
+            await async_wait_until(lambda: archiver.archived_through)
 
 
 async def test_small_segments_are_merged_and_a_damaged_one_stops_only_that(
@@ -107,47 +107,47 @@ async def test_small_segments_are_merged_and_a_damaged_one_stops_only_that(
             listed = manifest.read_manifest(store, node)
             return list(listed.segments) if listed else []
 
-        async def seal(count: int) -> None:
+        async def archive_more(count: int) -> None:
             for _ in range(count):
                 await _send(operations, 1)
                 clock.advance(10)
-                await _sealed_beyond(sealing, sealing.archived_through)
+                await _archived_beyond(archiver, archiver.archived_through)
 
-        sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
-        async with sealing.running():
-            await seal(8)
+        archiver = OutboxArchiver(operations.core, read=_nobody, closed=_nobody, facts=_no_room)
+        async with archiver.running():
+            await archive_more(8)
             await async_wait_until(lambda: len(segments()) == 1)
             assert list(verify_archive(store)) == []
             store.write_file(f"node={node}/{segments()[0].path}", b"damaged")
-            await seal(9)
+            await archive_more(9)
             await async_wait_until(lambda: "small segments stay" in caplog.text)
-            await seal(2)
+            await archive_more(2)
             assert len(segments()) == 12
-            assert sealing.problem is None
+            assert archiver.problem is None
 
 
-@pytest.mark.parametrize("bound", ["read", "settled"])
+@pytest.mark.parametrize("bound", ["read", "closed"])
 async def test_nothing_is_pruned_that_somebody_needs(
     state: Path, clock: ManualClock, bound: str
 ) -> None:
     async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
-        bounds: dict[str, Any] = {"read": _nobody, "settled": _nobody} | {bound: lambda tx: 0}
-        sealing = OutboxArchiver(operations.core, facts=_no_room, **bounds)
-        async with sealing.running():
+        bounds: dict[str, Any] = {"read": _nobody, "closed": _nobody} | {bound: lambda tx: 0}
+        archiver = OutboxArchiver(operations.core, facts=_no_room, **bounds)
+        async with archiver.running():
             await _send(operations, 3)
-            await async_wait_until(lambda: sealing.archived_through)
-            await async_assert_stays_true(lambda: _all_left(operations, sealing), 0.1)
-            assert await _left(operations) == sealing.archived_through
+            await async_wait_until(lambda: archiver.archived_through)
+            await async_assert_stays_true(lambda: _all_left(operations, archiver), 0.1)
+            assert await _left(operations) == archiver.archived_through
 
 
 async def test_without_an_archive_nothing_happens(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
-        sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
+        archiver = OutboxArchiver(operations.core, read=_nobody, closed=_nobody, facts=_no_room)
         before = threading.active_count()
-        async with sealing.running():
+        async with archiver.running():
             await _send(operations, 3)
             assert threading.active_count() <= before + 2, "no thread of its own"
-        assert sealing.archived_through == 0
+        assert archiver.archived_through == 0
         assert await _left(operations) > 0
 
 
@@ -157,13 +157,13 @@ async def test_a_store_that_fails_is_tried_again(
     blocked = state.parent / "archive"
     blocked.write_bytes(b"a file where a folder should be")
     async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
-        sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
-        async with sealing.running():
+        archiver = OutboxArchiver(operations.core, read=_nobody, closed=_nobody, facts=_no_room)
+        async with archiver.running():
             await _send(operations, 1)
-            await async_wait_until(lambda: sealing.problem)
+            await async_wait_until(lambda: archiver.problem)
             blocked.unlink()
-            await async_wait_until(lambda: sealing.archived_through)
-            await async_wait_until(lambda: sealing.problem is None)
+            await async_wait_until(lambda: archiver.archived_through)
+            await async_wait_until(lambda: archiver.problem is None)
     assert caplog.text.count("not archived, and is tried again") == 1, (
         "the same problem is logged once"
     )
@@ -180,8 +180,8 @@ async def test_sending_does_not_wait_for_a_slow_store(
 
     monkeypatch.setattr(ArchiveStore, "_write_atomically", slow)
     async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
-        sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
-        async with sealing.running():
+        archiver = OutboxArchiver(operations.core, read=_nobody, closed=_nobody, facts=_no_room)
+        async with archiver.running():
             await _send(operations, 1)
             await async_wait_until(entered.is_set)
             async with asyncio.timeout(5):
@@ -206,14 +206,14 @@ def test_the_gateway_starts_without_pyarrow() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == "False\n"
 
 
-async def test_what_is_sealed_stays_for_a_while(state: Path, clock: ManualClock) -> None:
+async def test_archived_events_stay_for_a_while(state: Path, clock: ManualClock) -> None:
     more = _archive(state, archive__max_rows=5, archive__keep_secs=60)
     async with opened(state, clock, **more) as operations:
-        sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
-        async with sealing.running():
+        archiver = OutboxArchiver(operations.core, read=_nobody, closed=_nobody, facts=_no_room)
+        async with archiver.running():
             await _send(operations, 10)
-            await async_wait_until(lambda: sealing.archived_through == 20)
-            await async_assert_stays_true(lambda: _all_left(operations, sealing), 0.05)
+            await async_wait_until(lambda: archiver.archived_through == 20)
+            await async_assert_stays_true(lambda: _all_left(operations, archiver), 0.05)
             assert await _left(operations) == 20
             clock.advance(61_000)
             await async_wait_until(lambda: _nothing_left(operations))
@@ -226,11 +226,11 @@ async def test_what_is_known_of_the_room_lies_beside_it(state: Path, clock: Manu
             id=node.id, public_key=node.key.public, tier="backbone", added_by=node.id, added_at=1
         )
         facts = RoomFacts(node=node.id, at=5, nodes=(known,))
-        sealing = OutboxArchiver(
-            operations.core, read=_nobody, settled=_nobody, facts=lambda: facts
+        archiver = OutboxArchiver(
+            operations.core, read=_nobody, closed=_nobody, facts=lambda: facts
         )
         store = ArchiveStore.open(str(state.parent / "archive"))
-        async with sealing.running():
+        async with archiver.running():
             await async_wait_until(lambda: room_facts.read_all_facts(store))
         (read,) = room_facts.read_all_facts(store)
         assert read.nodes == (known,)

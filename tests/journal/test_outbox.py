@@ -16,7 +16,7 @@ from tests.journal.outbox_reader import read_events, read_heads
 NODE, INCARNATION = "node-1", "abc"
 
 
-class Desk:
+class OutboxHarness:
     """An outbox and the means to append to it."""
 
     def __init__(self) -> None:
@@ -57,44 +57,44 @@ def _append(draft: EventDraft, tx: Tx) -> None:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def harness() -> OutboxHarness:
+    return OutboxHarness()
 
 
-def test_seq_is_gapless_across_groups_and_failed_operations(desk: Desk) -> None:
-    desk.append(desk.draft(), desk.draft())
+def test_seq_is_gapless_across_groups_and_failed_operations(harness: OutboxHarness) -> None:
+    harness.append(harness.draft(), harness.draft())
 
     def fails(tx: Tx) -> None:
-        tx.append_event(desk.draft())
+        tx.append_event(harness.draft())
         raise UnknownMessage("undone")
 
-    desk.writer.run_group([(fails, lambda *_: None)])
-    desk.append(desk.draft())
-    assert [event.seq for event in read_events(desk.tx())] == [1, 2, 3]
+    harness.writer.run_group([(fails, lambda *_: None)])
+    harness.append(harness.draft())
+    assert [event.seq for event in read_events(harness.tx())] == [1, 2, 3]
 
 
-def test_group_that_fails_leaves_no_gap(desk: Desk) -> None:
-    desk.append(desk.draft())
+def test_group_that_fails_leaves_no_gap(harness: OutboxHarness) -> None:
+    harness.append(harness.draft())
     bad = EventDraft(event_id="not an id", kind="message", source_agent_id="alice")
-    outcomes = desk.writer.run_group([(lambda tx: tx.append_event(bad), lambda *_: None)])
+    outcomes = harness.writer.run_group([(lambda tx: tx.append_event(bad), lambda *_: None)])
     assert [error.code for _, _, error in outcomes if error] == ["internal"]
-    desk.append(desk.draft())
-    assert [event.seq for event in read_events(desk.tx())] == [1, 2]
-    assert desk.verify() == 2
+    harness.append(harness.draft())
+    assert [event.seq for event in read_events(harness.tx())] == [1, 2]
+    assert harness.verify() == 2
 
 
-def test_one_signed_head_for_each_group_that_appended(desk: Desk) -> None:
-    desk.append(desk.draft(), desk.draft())
-    desk.append()
-    desk.append(desk.draft())
-    spans = [(head.first, head.last) for head, _ in read_heads(desk.tx(), NODE, INCARNATION)]
+def test_one_signed_head_for_each_group_that_appended(harness: OutboxHarness) -> None:
+    harness.append(harness.draft(), harness.draft())
+    harness.append()
+    harness.append(harness.draft())
+    spans = [(head.first, head.last) for head, _ in read_heads(harness.tx(), NODE, INCARNATION)]
     assert spans == [(1, 2), (3, 3)]
 
 
-def test_chain_verifies_group_by_group(desk: Desk) -> None:
+def test_chain_verifies_group_by_group(harness: OutboxHarness) -> None:
     for size in (1, 3, 2):
-        desk.append(*(desk.draft() for _ in range(size)))
-    assert desk.verify() == 3
+        harness.append(*(harness.draft() for _ in range(size)))
+    assert harness.verify() == 3
 
 
 @pytest.mark.parametrize(
@@ -107,53 +107,57 @@ def test_chain_verifies_group_by_group(desk: Desk) -> None:
         "DELETE FROM head WHERE last_seq = 2",
     ],
 )
-def test_tampering_is_detected(desk: Desk, tampering: str) -> None:
+def test_tampering_is_detected(harness: OutboxHarness, tampering: str) -> None:
     for _ in range(3):
-        desk.append(desk.draft(), desk.draft())
-    desk.connection.execute("DROP TRIGGER outbox_is_append_only")
-    desk.connection.execute(tampering)
+        harness.append(harness.draft(), harness.draft())
+    harness.connection.execute("DROP TRIGGER outbox_is_append_only")
+    harness.connection.execute(tampering)
     with pytest.raises(ChainError):
-        desk.verify()
+        harness.verify()
 
 
-def test_digest_is_of_the_event_as_stored(desk: Desk) -> None:
-    desk.append(desk.draft())
-    ((body, digest),) = desk.connection.execute("SELECT body, digest FROM outbox").fetchall()
+def test_digest_is_of_the_event_as_stored(harness: OutboxHarness) -> None:
+    harness.append(harness.draft())
+    ((body, digest),) = harness.connection.execute("SELECT body, digest FROM outbox").fetchall()
     assert isinstance(body, bytes)
     assert event_digest(body) == digest
 
 
-def test_outbox_is_append_only(desk: Desk) -> None:
-    desk.append(desk.draft())
+def test_outbox_is_append_only(harness: OutboxHarness) -> None:
+    harness.append(harness.draft())
     for change in ("seq = 7", "body = x'00'", "digest = x'00'", "kind = 'ack'"):
         with pytest.raises(apsw.ConstraintError, match="append-only"):
-            desk.connection.execute(f"UPDATE outbox SET {change}")
+            harness.connection.execute(f"UPDATE outbox SET {change}")
 
 
-def test_each_event_names_the_one_before_it_for_the_same_node(desk: Desk) -> None:
-    desk.append(desk.draft("n1"), desk.draft("n2"), desk.draft("n1"), desk.draft(None))
-    desk.append(desk.draft("n2"), desk.draft("n1"))
-    assert [event.prev_seq_to for event in read_events(desk.tx())] == [0, 0, 1, 0, 2, 3]
+def test_each_event_names_the_one_before_it_for_the_same_node(harness: OutboxHarness) -> None:
+    harness.append(
+        harness.draft("n1"), harness.draft("n2"), harness.draft("n1"), harness.draft(None)
+    )
+    harness.append(harness.draft("n2"), harness.draft("n1"))
+    assert [event.prev_seq_to for event in read_events(harness.tx())] == [0, 0, 1, 0, 2, 3]
 
 
-def test_journey_is_an_event_and_what_refers_to_it(desk: Desk) -> None:
-    first = desk.draft()
-    desk.append(first, desk.draft())
-    desk.append(desk.draft(ref=first.event_id))
-    assert [event.seq for event in read_journey(desk.tx(), first.event_id)] == [1, 3]
+def test_journey_is_an_event_and_what_refers_to_it(harness: OutboxHarness) -> None:
+    first = harness.draft()
+    harness.append(first, harness.draft())
+    harness.append(harness.draft(ref=first.event_id))
+    assert [event.seq for event in read_journey(harness.tx(), first.event_id)] == [1, 3]
 
 
-def test_events_are_stamped_with_the_time_of_their_group(desk: Desk) -> None:
-    desk.append(desk.draft())
-    desk.clock.advance(5)
-    desk.append(desk.draft())
-    times = [event.created_at for event in read_events(desk.tx())]
+def test_events_are_stamped_with_the_time_of_their_group(harness: OutboxHarness) -> None:
+    harness.append(harness.draft())
+    harness.clock.advance(5)
+    harness.append(harness.draft())
+    times = [event.created_at for event in read_events(harness.tx())]
     assert times == [1_700_000_000_000, 1_700_000_000_005]
 
 
-def test_chain_goes_on_after_a_restart(desk: Desk) -> None:
-    desk.append(desk.draft())
-    outbox = Outbox(NODE, INCARNATION, desk.key)
-    desk.writer = Writer(desk.connection, desk.clock, lambda outcomes: None, participants=(outbox,))
-    desk.append(desk.draft())
-    assert desk.verify() == 2
+def test_chain_goes_on_after_a_restart(harness: OutboxHarness) -> None:
+    harness.append(harness.draft())
+    outbox = Outbox(NODE, INCARNATION, harness.key)
+    harness.writer = Writer(
+        harness.connection, harness.clock, lambda outcomes: None, participants=(outbox,)
+    )
+    harness.append(harness.draft())
+    assert harness.verify() == 2

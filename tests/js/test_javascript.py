@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.live_mesh.tools import Gateway, Guest
+from tests.live_mesh.tools import BareNode, Gateway
 from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
@@ -118,7 +118,7 @@ def _refusal(client: Start, ticket: str) -> tuple[int, str]:
 
 
 def test_it_joins_with_a_ticket_reads_and_sees_live_changes(client: Start, host: Gateway) -> None:
-    ticket = Guest(host, "browser").ticket(host.invite("browser"))
+    ticket = BareNode(host, "browser").ticket(host.invite("browser"))
     with client(ticket) as script:
         synced = script.hears("synced")
         assert synced["protocol"] == "gatepost"
@@ -137,7 +137,7 @@ def test_what_it_writes_unsigned_changes_nothing_and_ends_its_connection(
     client: Start, host: Gateway
 ) -> None:
     before = host.records()["nodes host"]
-    ticket = Guest(host, "vandal").ticket(host.invite("vandal"))
+    ticket = BareNode(host, "vandal").ticket(host.invite("vandal"))
     with client(ticket) as script:
         script.hears("synced")
         script.does("forge")
@@ -153,20 +153,20 @@ def test_without_a_ticket(client: Start) -> None:
 def test_with_an_expired_ticket(client: Start, host: Gateway) -> None:
     token = host.invite(ttl_secs=2)
     invited_at = time.monotonic()
-    ticket = Guest(host, "late").ticket(token)
+    ticket = BareNode(host, "late").ticket(token)
     # A ticket does not outlive its invite.
     wait_until(lambda: time.monotonic() > invited_at + 2)
     assert _refusal(client, ticket) == (401, "expired_ticket")
 
 
 def test_with_a_used_ticket(client: Start, host: Gateway) -> None:
-    guest = Guest(host, "twice")
-    ticket = guest.ticket(host.invite())
-    guest.visit(ticket)
+    node = BareNode(host, "twice")
+    ticket = node.ticket(host.invite())
+    node.visit(ticket)
     assert _refusal(client, ticket) == (409, "ticket_already_used")
 
 
 def test_with_a_ticket_of_another_gateway(client: Start, tmp_path: Path) -> None:
     with Gateway(tmp_path, "other") as other:
-        ticket = Guest(other, "stranger").ticket(other.invite())
+        ticket = BareNode(other, "stranger").ticket(other.invite())
     assert _refusal(client, ticket) == (401, "invalid_ticket")

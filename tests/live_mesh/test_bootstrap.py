@@ -14,7 +14,7 @@ from gatepost.mesh.bootstrap import BootstrapAnswer, BootstrapRequest
 from gatepost.mesh.rendezvous import DESCRIPTOR_PATH, verify_document
 from tests.cli.conftest import Cli
 from tests.live_mesh.conftest import running
-from tests.live_mesh.tools import Gateway, Guest
+from tests.live_mesh.tools import BareNode, Gateway
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -69,9 +69,9 @@ def agree(version: int, *gateways: Gateway) -> bool:
     return found[0]["version"] == version and all(each == found[0] for each in found)
 
 
-def ask(host: Gateway, secret_text: str, guest: Guest) -> httpx.Response:
+def ask(host: Gateway, secret_text: str, node: BareNode) -> httpx.Response:
     secret = parse_join_secret(secret_text)
-    request = BootstrapRequest(secret.cluster_token, int(time.time()), guest.name, guest.key.public)
+    request = BootstrapRequest(secret.cluster_token, int(time.time()), node.name, node.key.public)
     body = msgspec.json.encode(request)
     return httpx.post(f"{host.url}/.rb/{secret.join_secret}", content=body)
 
@@ -85,14 +85,14 @@ def test_every_node_serves_the_descriptor_of_the_publisher(mesh: list[Gateway]) 
 def test_the_answer_names_real_peers_and_hands_over_an_invite(mesh: list[Gateway]) -> None:
     ann, bob, _ = mesh
     wait_until(lambda: agree(secrets_of(ann)["version"], ann, bob))
-    answer = ask(bob, secrets_of(bob)["join_secret"], Guest(bob, "eve"))
+    answer = ask(bob, secrets_of(bob)["join_secret"], BareNode(bob, "eve"))
     assert answer.status_code == 200
     said = msgspec.json.decode(answer.content, type=BootstrapAnswer)
     assert "ann" in {peer.node_id for peer in said.known_peers}
     assert (said.success, said.responder_node_id) == (True, "bob")
     assert read_invite_issuer(said.invite).fingerprint == bob.nodes()["bob"]["fingerprint"]
     # The invite is for eve's key alone.
-    thief = Guest(bob, "eve")
+    thief = BareNode(bob, "eve")
     assert thief.exchange(thief.joiner.with_invite(said.invite)).json()["code"] == "invalid_proof"
 
 
@@ -110,9 +110,9 @@ def test_a_rotated_secret_reaches_every_member_and_no_revoked_node(mesh: list[Ga
     assert {each["state"] for each in shared if cat_key in each["key"]} <= {"tombstone"}
     assert secrets_of(cat) == first
 
-    assert ask(ann, first["join_secret"], Guest(ann, "fay")).status_code == 404, "the old secret"
-    guest = Guest(ann, "cat")
-    assert ask(ann, rotated["join_secret"], guest).status_code == 404, "a revoked name"
+    assert ask(ann, first["join_secret"], BareNode(ann, "fay")).status_code == 404, "the old secret"
+    node = BareNode(ann, "cat")
+    assert ask(ann, rotated["join_secret"], node).status_code == 404, "a revoked name"
     wait_until(lambda: "cat" not in points_of(bob))
 
 

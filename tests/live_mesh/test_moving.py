@@ -35,8 +35,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
         "ownership__dead_after_secs": DEAD_AFTER,
     }
     with running(folder, "ann", "bob", "cat", **values) as gateways:
-        for guest in gateways[1:]:
-            guest.join(gateways[0])
+        for other in gateways[1:]:
+            other.join(gateways[0])
         yield gateways
 
 

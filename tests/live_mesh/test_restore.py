@@ -17,7 +17,7 @@ from gatepost.gateway.state_dir import StateDir
 from gatepost.room import lib0
 from gatepost.room.signed_record import sign_record
 from tests.gateway.tools import client, settings
-from tests.live_mesh.tools import Gateway, Guest, converge
+from tests.live_mesh.tools import BareNode, Gateway, converge
 from tests.room.sample_records import node, update
 from tests.waiting import wait_until
 
@@ -118,10 +118,8 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
     workers = [Worker(ann, "al", turns), Worker(bob, "bo", turns)]
     sent += send("since", 20)
     wait_until(lambda: sum(turns.values()) >= 45)
-    lost_life = _traffic(
-        other, "al" if other is ann else "bo", "bo" if other is ann else "al", "x", 3
-    )
-    sent += lost_life
+    lost = _traffic(other, "al" if other is ann else "bo", "bo" if other is ann else "al", "x", 3)
+    sent += lost
     victim.kill9()
     sent += _traffic(
         other, "al" if other is ann else "bo", "bo" if other is ann else "al", "down", 5
@@ -179,8 +177,8 @@ def test_a_restored_genesis_invites_revokes_and_rotates_and_a_restored_edge_is_o
     wait_until(lambda: bob.call("GET", "/room")["epoch"] == 2, 20)
     _restore(ann, bob, tmp_path / "ann.tar")
     _restore(bob, ann, tmp_path / "bob.tar")
-    Guest(ann, "cat").enter(ann.invite("cat", "edge"))
-    eve = Guest(ann, "eve")
+    BareNode(ann, "cat").enter(ann.invite("cat", "edge"))
+    eve = BareNode(ann, "eve")
     genesis, author = eve.enter(ann.invite("eve", "edge"))
     with eve.open(eve.ticket()) as socket:
         own = sign_record(author, "nodes", "eve", 1, 1, node(author, genesis))

@@ -10,7 +10,7 @@ from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from tests.conftest import choose
-from tests.live_mesh.tools import Gateway, Guest
+from tests.live_mesh.tools import BareNode, Gateway
 from tests.room.sample_records import agent, node
 from tests.waiting import wait_until
 
@@ -36,7 +36,7 @@ def test_a_newcomer_has_a_room_of_many_nodes_quickly(
     start: Callable[..., list[Gateway]],
 ) -> None:
     ann, newcomer = start("ann", "newcomer")
-    loader = Guest(ann, "loader")
+    loader = BareNode(ann, "loader")
     genesis, _ = loader.enter(ann.invite())
     key = NodeKey((ann.state_dir / "node.key").read_bytes())
     records = _crowd(genesis, key, int(time.time() * 1000))

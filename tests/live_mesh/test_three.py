@@ -11,7 +11,7 @@ from gatepost.client import SyncClient
 from gatepost.events import NodeKey
 from tests.conftest import choose
 from tests.gateway.tools import client
-from tests.live_mesh.tools import Gateway, Guest, converge
+from tests.live_mesh.tools import BareNode, Gateway, converge
 from tests.waiting import assert_stays_true, wait_until
 
 ALL = {"ann", "bob", "cat"}
@@ -186,7 +186,7 @@ def test_who_crashed_after_its_invite_was_used_gets_in_with_the_same_invite(
 ) -> None:
     ann, bob = start("ann", "bob")
     token = ann.invite("bob")
-    before_the_crash = Guest(ann, "bob")
+    before_the_crash = BareNode(ann, "bob")
     before_the_crash.key = NodeKey((bob.state_dir / "node.key").read_bytes())
     before_the_crash.visit(before_the_crash.ticket(token))
     bob.call("POST", "/room/join", {"seed": ann.url, "token": token})
@@ -197,7 +197,7 @@ def test_who_crashed_after_its_invite_was_used_gets_in_with_the_same_invite(
 def test_an_invite_somebody_else_used_is_used(start: Callable[..., list[Gateway]]) -> None:
     ann, bob = start("ann", "bob")
     token = ann.invite()
-    Guest(ann, "mallory").enter(token)
+    BareNode(ann, "mallory").enter(token)
     with client(bob) as http:
         answer = http.post("/v1/room/join", json={"seed": ann.url, "token": token})
     assert (answer.status_code, answer.json()["code"]) == (409, "token_already_used")
@@ -223,7 +223,7 @@ def test_a_seed_is_not_dialled_in_the_clear(start: Callable[..., list[Gateway]])
     assert "TLS" in answer.json()["message"]
 
 
-def test_metrics_count_the_guests(three: list[Gateway]) -> None:
+def test_metrics_count_the_connected_peers(three: list[Gateway]) -> None:
     _meet(three)
     headers = {"authorization": f"Bearer {three[0].token}"}
     text = httpx.get(f"{three[0].url}/metrics", headers=headers).text

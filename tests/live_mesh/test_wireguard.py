@@ -41,10 +41,10 @@ def start(machine: Machine) -> None:
     machine.wait_until_up()
 
 
-def join(guest: Machine, host: Machine) -> None:
-    host.run(f"{GATEPOST} invite --tier backbone --node {guest.name} > token")
-    host.run(f"scp token {guest.name}:")
-    guest.run(f"{GATEPOST} join http://{host.address}:7433 --token-file token")
+def join(node: Machine, host: Machine) -> None:
+    host.run(f"{GATEPOST} invite --tier backbone --node {node.name} > token")
+    host.run(f"scp token {node.name}:")
+    node.run(f"{GATEPOST} join http://{host.address}:7433 --token-file token")
 
 
 def mesh_of(machine: Machine) -> dict[str, Any]:

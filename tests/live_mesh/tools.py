@@ -89,8 +89,8 @@ def converge(*gateways: Gateway, secs: float = 30) -> None:
     wait_until(lambda: len({json.dumps(g.records(), sort_keys=True) for g in gateways}) == 1, secs)
 
 
-class Guest:
-    """A node without a gateway: it knocks by hand."""
+class BareNode:
+    """A node without a gateway, which joins step by step."""
 
     def __init__(self, host: GatewayProcess, name: str) -> None:
         self.host = host

@@ -41,12 +41,12 @@ class Loan:
     consumer: str
     expires_at: int
     letters: list[Letter]
-    holder: "Guest | None" = None
+    holder: "ModelWaiter | None" = None
 
 
 @dataclass
-class Guest:
-    """A waiter."""
+class ModelWaiter:
+    """A waiting consumer."""
 
     mailbox: str
     consumer: str
@@ -96,8 +96,8 @@ class Model:
     arrivals: dict[str, int] = field(default_factory=dict)
     graves: dict[tuple[str, str], Grave] = field(default_factory=dict)
     discarded: dict[tuple[str, str], int] = field(default_factory=dict)
-    line: list[Guest] = field(default_factory=list)
-    members: list[Guest] = field(default_factory=list)
+    queue: list[ModelWaiter] = field(default_factory=list)
+    waiters: list[ModelWaiter] = field(default_factory=list)
     closed: list[tuple[str, str]] = field(default_factory=list)
 
     # -- looking
@@ -210,7 +210,7 @@ class Model:
         return found
 
     def take(
-        self, mailbox: str, consumer: str, limit: int, holder: Guest | None = None
+        self, mailbox: str, consumer: str, limit: int, holder: ModelWaiter | None = None
     ) -> list[Letter]:
         candidates: list[Letter] = []
         for couple in self.ready(mailbox)[:limit]:
@@ -340,71 +340,71 @@ class Model:
 
     # -- waiters
 
-    def wait(self, guest: Guest) -> list[Letter]:
-        loans = self.loans(guest.mailbox, guest.consumer) if guest.consumer else []
-        limit = guest.credit if guest.once else 1_000_000
+    def wait(self, waiter: ModelWaiter) -> list[Letter]:
+        loans = self.loans(waiter.mailbox, waiter.consumer) if waiter.consumer else []
+        limit = waiter.credit if waiter.once else 1_000_000
         for loan in loans:
             self._credit(loan, len(loan.letters))
-            loan.holder = guest
-            guest.credit -= len(loan.letters)
-        if guest.consumer and not guest.once:
-            self._replace(guest)
-        if not (guest.once and loans):
-            self.members.append(guest)
-            if guest.credit > 0:
-                self.line.append(guest)
+            loan.holder = waiter
+            waiter.credit -= len(loan.letters)
+        if waiter.consumer and not waiter.once:
+            self._replace(waiter)
+        if not (waiter.once and loans):
+            self.waiters.append(waiter)
+            if waiter.credit > 0:
+                self.queue.append(waiter)
         return self.again(loans, limit)
 
-    def _replace(self, guest: Guest) -> None:
+    def _replace(self, waiter: ModelWaiter) -> None:
         """Who subscribes again under the same name takes the place of its former self."""
-        name = (guest.mailbox, guest.consumer)
-        former = {id(g) for g in self.members if (g.mailbox, g.consumer) == name and not g.once}
-        self.members = [other for other in self.members if id(other) not in former]
-        self.line = [other for other in self.line if id(other) not in former]
+        name = (waiter.mailbox, waiter.consumer)
+        former = {id(g) for g in self.waiters if (g.mailbox, g.consumer) == name and not g.once}
+        self.waiters = [other for other in self.waiters if id(other) not in former]
+        self.queue = [other for other in self.queue if id(other) not in former]
 
-    def leave(self, guest: Guest) -> None:
-        guest.gone = True
-        self.members = [other for other in self.members if other is not guest]
-        self.line = [other for other in self.line if other is not guest]
+    def leave(self, waiter: ModelWaiter) -> None:
+        waiter.gone = True
+        self.waiters = [other for other in self.waiters if other is not waiter]
+        self.queue = [other for other in self.queue if other is not waiter]
 
-    def give_up(self, guest: Guest) -> None:
-        self.leave(guest)
+    def give_up(self, waiter: ModelWaiter) -> None:
+        self.leave(waiter)
         for couple in self.pairs.values():
-            if couple.loan and couple.loan.holder is guest:
+            if couple.loan and couple.loan.holder is waiter:
                 self._release(couple)
 
-    def serve(self) -> list[tuple[Guest, list[Letter]]]:
+    def serve(self) -> list[tuple[ModelWaiter, list[Letter]]]:
         """The end of a group: whoever waits is served, in turn, while anything is ready."""
         self.sweep()
-        self.line = [guest for guest in self.line if not guest.gone]
+        self.queue = [waiter for waiter in self.queue if not waiter.gone]
         served = []
-        while turn := [guest for guest in self.line if self.ready(guest.mailbox)]:
-            guest = turn[0]
-            letters = self.take(guest.mailbox, guest.consumer, guest.credit, guest)
-            served.append((guest, letters))
-            guest.got += [letter.msg_id for letter in letters]
-            guest.credit -= len(letters)
-            self.line = [other for other in self.line if other is not guest]
-            if guest.once:
-                self.members = [other for other in self.members if other is not guest]
-            elif guest.credit > 0:
-                self.line.append(guest)
+        while turn := [waiter for waiter in self.queue if self.ready(waiter.mailbox)]:
+            waiter = turn[0]
+            letters = self.take(waiter.mailbox, waiter.consumer, waiter.credit, waiter)
+            served.append((waiter, letters))
+            waiter.got += [letter.msg_id for letter in letters]
+            waiter.credit -= len(letters)
+            self.queue = [other for other in self.queue if other is not waiter]
+            if waiter.once:
+                self.waiters = [other for other in self.waiters if other is not waiter]
+            elif waiter.credit > 0:
+                self.queue.append(waiter)
         return served
 
     def restart(self) -> None:
-        self.line, self.members = [], []
+        self.queue, self.waiters = [], []
         for couple in self.pairs.values():
             if couple.loan:
                 couple.loan.holder = None
 
     def _credit(self, loan: Loan, size: int) -> None:
-        guest = loan.holder
-        if guest is None:
+        waiter = loan.holder
+        if waiter is None:
             return
-        guest.credit += size
-        idle = not any(guest is other for other in self.line)
-        if idle and guest.credit > 0 and any(guest is other for other in self.members):
-            self.line.append(guest)
+        waiter.credit += size
+        idle = not any(waiter is other for other in self.queue)
+        if idle and waiter.credit > 0 and any(waiter is other for other in self.waiters):
+            self.queue.append(waiter)
 
     # -- time
 

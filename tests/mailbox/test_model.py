@@ -23,7 +23,7 @@ from gatepost.testing import ManualClock
 from gatepost.wire import DeadLetter, EnqueueAck, LeasedMessage
 from tests.conftest import choose
 from tests.mailbox.harness import START, MailboxHarness
-from tests.mailbox.model import Guest, Letter, Model
+from tests.mailbox.model import Letter, Model, ModelWaiter
 
 POLICY = MailboxPolicy(max_retries=3, base_backoff=5_000, inflight_timeout=30_000, ttl=120_000,
                 max_pending=12)  # fmt: skip
@@ -76,7 +76,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.harness = self._open()
         self.jobs: list[tuple[Callable[[Tx], Any], Callable[[Any], None]]] = []
         self.receipts: list[tuple[str, Letter, str]] = []  # mailbox, message, receipt
-        self.guests: list[tuple[Waiter, Guest, list[LeasedMessage]]] = []
+        self.waiting: list[tuple[Waiter, ModelWaiter, list[LeasedMessage]]] = []
         self.replays = self.steps = 0
         self.gather, self.fail = 1, False
 
@@ -122,16 +122,16 @@ class MailboxMachine(RuleBasedStateMachine):
             check(value)
         for _, letters in self.model.serve():
             self._learn(letters)
-        for _, guest, got in self.guests:
-            assert [message.msg_id for message in got] == guest.got
+        for _, modelled, got in self.waiting:
+            assert [message.msg_id for message in got] == modelled.got
 
     def _line_up(self) -> None:
         """A failed group may leave the waiters in another order, though never in another number."""
         order = [w for line in self.harness.dispatcher._waiters._turns.values() for w in line]
-        guests = {waiter: guest for waiter, guest, _ in self.guests}
-        before = [guest for guest in self.model.line if not guest.gone]
-        self.model.line = [guests[waiter] for waiter in order if not waiter.gone]
-        assert sorted(map(id, before)) == sorted(map(id, self.model.line))
+        expected = {waiter: modelled for waiter, modelled, _ in self.waiting}
+        before = [modelled for modelled in self.model.queue if not modelled.gone]
+        self.model.queue = [expected[waiter] for waiter in order if not waiter.gone]
+        assert sorted(map(id, before)) == sorted(map(id, self.model.queue))
 
     def _learn(self, letters: list[Letter]) -> None:
         """Find out which receipts the core gave for what the model handed out too."""
@@ -333,7 +333,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(mailbox=mailboxes, consumer=consumers, credit=st.integers(1, 6), once=st.booleans())
     def wait(self, mailbox: str, consumer: str, credit: int, once: bool) -> None:
         got: list[LeasedMessage] = []
-        guest = Guest(mailbox, consumer, credit, once)
+        modelled = ModelWaiter(mailbox, consumer, credit, once)
         waiters: list[Waiter] = []
 
         def operation(tx: Tx) -> list[LeasedMessage]:
@@ -342,21 +342,21 @@ class MailboxMachine(RuleBasedStateMachine):
             return self.harness.dispatcher.add_waiter(tx, waiters[0])
 
         def check(again: list[LeasedMessage]) -> None:
-            letters = self.model.wait(guest)
+            letters = self.model.wait(modelled)
             assert [message.msg_id for message in again] == [x.msg_id for x in letters]
-            self.guests.append((waiters[0], guest, got))
+            self.waiting.append((waiters[0], modelled, got))
 
         self.queue(operation, check)
 
-    @precondition(lambda self: self.guests)
+    @precondition(lambda self: self.waiting)
     @rule(data=st.data(), for_good=st.booleans())
     def leave(self, data: st.DataObject, for_good: bool) -> None:
-        waiter, guest, _ = data.draw(st.sampled_from(self.guests))
-        guest.gone = True
+        waiter, modelled, _ = data.draw(st.sampled_from(self.waiting))
+        modelled.gone = True
         dispatcher = self.harness.dispatcher
 
         def check(_: None) -> None:
-            (self.model.give_up if for_good else self.model.leave)(guest)
+            (self.model.give_up if for_good else self.model.leave)(modelled)
 
         waiter.gone = True
         leave = dispatcher.release_waiter if for_good else dispatcher.remove_waiter
@@ -385,7 +385,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.jobs.clear()
-        self.guests.clear()
+        self.waiting.clear()
         self.harness.connection.close()
         closed = self.harness.closed
         self.harness = self._open()
@@ -469,11 +469,11 @@ class MailboxMachine(RuleBasedStateMachine):
                 assert not_before == 0 or not_before > self.model.now
 
     def credit_is_what_is_not_held(self) -> None:
-        for waiter, guest, _ in self.guests:
-            assert waiter.credit == guest.credit
+        for waiter, modelled, _ in self.waiting:
+            assert waiter.credit == modelled.credit
 
     def nobody_waits_beside_ready_mail(self) -> None:
-        for waiter, _, _ in self.guests:
+        for waiter, _, _ in self.waiting:
             if waiter.credit > 0 and not waiter.gone and waiter in self._members():
                 query = """SELECT 1 FROM pair WHERE mailbox = ?1 AND ready_at = 0 UNION
                            SELECT 1 FROM mail WHERE mailbox = ?1 AND state IN (0, 2)

@@ -20,7 +20,7 @@ TIMERS = MeshTimers()
 HEARTBEAT = TIMERS.heartbeat_ms
 
 
-class Neighbour:
+class WirePeer:
     """One node. Its address is its name and a port."""
 
     def __init__(
@@ -30,14 +30,14 @@ class Neighbour:
         may_lead: bool = True,
         honoured: Term | None = None,
         now: int = 0,
-        life: int = 1,
+        start: int = 1,
     ) -> None:
         self.name, self.priority, self.may_lead = name, priority, may_lead
         self.address = f"{name}:7"
         clock: Clock = ManualClock(seed=sum(name.encode()))
         self.key = NodeKey.generate(clock)
         self.signer = NodeKeySigner(self.key, ROOM)
-        cookies = AddressCookies(f"secret of {name[:9]} {life}".encode())
+        cookies = AddressCookies(f"secret of {name[:9]} {start}".encode())
         identity = MeshIdentity(
             node=name, priority=priority, may_lead=may_lead, address=self.address
         )
@@ -58,7 +58,7 @@ class Neighbour:
 class Wire:
     """Nodes that hear each other at once. `sent` holds (from, to, datagram)."""
 
-    def __init__(self, *nodes: Neighbour) -> None:
+    def __init__(self, *nodes: WirePeer) -> None:
         self.nodes = {node.address: node for node in nodes}
         self.by_name = {node.name: node for node in nodes}
         self.now = 0
@@ -83,13 +83,13 @@ class Wire:
                 if node.name not in self.cut:
                     self.apply(node, node.node.tick(at(self.now)))
 
-    def apply(self, node: Neighbour, decisions: list[MeshDecision]) -> None:
+    def apply(self, node: WirePeer, decisions: list[MeshDecision]) -> None:
         for decision in decisions:
             self.decisions.append((node.name, decision))
             if isinstance(decision, SendDatagram):
                 self.carry(node, decision.address, decision.datagram)
 
-    def carry(self, node: Neighbour, address: str, datagram: bytes) -> None:
+    def carry(self, node: WirePeer, address: str, datagram: bytes) -> None:
         self.sent.append((node.address, address, datagram))
         target = self.nodes.get(address)
         if target is not None and not {target.name, node.name} & self.cut:

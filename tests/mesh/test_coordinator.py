@@ -29,13 +29,13 @@ from gatepost.mesh.messages import (
 )
 from gatepost.mesh.peer_states import PeerState
 from gatepost.mesh.refusals import Refusal
-from tests.mesh.harness import HEARTBEAT, TIMERS, Neighbour, Wire, at
+from tests.mesh.harness import HEARTBEAT, TIMERS, Wire, WirePeer, at
 
 
 def mesh_of(*names: str, **edges: int) -> Wire:
     """Backbone nodes with falling rank, and edges."""
-    nodes = [Neighbour(name, priority=10 * number) for number, name in enumerate(names)]
-    nodes += [Neighbour(name, priority, may_lead=False) for name, priority in edges.items()]
+    nodes = [WirePeer(name, priority=10 * number) for number, name in enumerate(names)]
+    nodes += [WirePeer(name, priority, may_lead=False) for name, priority in edges.items()]
     wire = Wire(*nodes)
     wire.connect_all()
     wire.beat(TIMERS.takeover_ms // HEARTBEAT)
@@ -57,7 +57,7 @@ def say(wire: Wire, source: str, target: str, payload: Payload) -> list[object]:
 
 
 def test_a_line_of_three_becomes_a_full_mesh() -> None:
-    wire = Wire(one := Neighbour("one"), Neighbour("two"), three := Neighbour("three"))
+    wire = Wire(one := WirePeer("one"), WirePeer("two"), three := WirePeer("three"))
     one.coordinator.bootstrap_addresses = three.coordinator.bootstrap_addresses = ("two:7",)
     wire.beat(4)
     assert alive(wire, "one") == {"two", "three"} and alive(wire, "three") == {"one", "two"}
@@ -67,7 +67,7 @@ def test_everybody_knows_a_newcomer_within_three_heartbeats(
     count: Callable[[int, int], int],
 ) -> None:
     names = [f"n{number:02}" for number in range(count(20, 50))]
-    wire = Wire(*map(Neighbour, names))
+    wire = Wire(*map(WirePeer, names))
     newcomer = wire.by_name[names[-1]]
     wire.cut = {names[-1]}
     for node in list(wire.nodes.values())[:-1]:
@@ -101,7 +101,7 @@ def test_a_restarted_node_of_better_rank_does_not_depose_a_publisher_that_is_ali
     wire = mesh_of("ann", "bob", "cat")
     wire.cut = {"ann"}
     wire.beat(TIMERS.takeover_ms // HEARTBEAT + 1)
-    restarted = Neighbour("ann", 0, honoured=Term(1, "ann"), now=wire.now, life=2)
+    restarted = WirePeer("ann", 0, honoured=Term(1, "ann"), now=wire.now, start=2)
     restarted.node.set_members(
         {name: each.member for name, each in wire.by_name.items()}, at(wire.now)
     )
@@ -180,7 +180,7 @@ def test_an_edge_makes_nobody_else_look_alive() -> None:
 def test_hints_make_nobody_send_more_than_it_received() -> None:
     wire = mesh_of("ann", eve=0)
     members = {name: node.member for name, node in wire.by_name.items()}
-    members |= {f"m{n}": Neighbour(f"m{n}").member for n in range(16)}
+    members |= {f"m{n}": WirePeer(f"m{n}").member for n in range(16)}
     ann = wire.by_name["ann"]
     ann.node.set_members(members, at(wire.now))
     victims = tuple(KnownPeer(f"m{n}", "", f"203.0.113.{n}:53", "") for n in range(16))
@@ -217,7 +217,7 @@ def test_a_forged_source_address_is_answered_with_no_more_than_it_sent() -> None
 
 
 def test_an_answer_is_as_long_as_its_question() -> None:
-    wire = Wire(ann := Neighbour("a" * 100), bob := Neighbour("b"))
+    wire = Wire(ann := WirePeer("a" * 100), bob := WirePeer("b"))
     for first, second in ((ann, bob), (bob, ann)):
         first.coordinator.bootstrap_addresses = (second.address,)
     wire.beat()

@@ -16,42 +16,42 @@ from gatepost.mesh.messages import (
     encode_message,
 )
 from gatepost.mesh.refusals import Refusal
-from tests.mesh.harness import Neighbour, Wire, at
+from tests.mesh.harness import Wire, WirePeer, at
 
 BEAT = Heartbeat(MeshRole.STANDBY, None, (), 0)
 
 
 @pytest.fixture
-def ann() -> Neighbour:
-    return Neighbour("ann")
+def ann() -> WirePeer:
+    return WirePeer("ann")
 
 
 @pytest.fixture
-def bob(ann: Neighbour) -> Neighbour:
+def bob(ann: WirePeer) -> WirePeer:
     """Bob hears ann. Neither knows the address of the other yet."""
-    bob = Neighbour("bob")
+    bob = WirePeer("bob")
     Wire(ann, bob)
     return bob
 
 
-def judge(bob: Neighbour, datagram: bytes, source: str = "ann:7", now: int = 0) -> object:
+def judge(bob: WirePeer, datagram: bytes, source: str = "ann:7", now: int = 0) -> object:
     return bob.judge.judge_datagram(datagram, source, at(now))
 
 
-def test_a_datagram_of_a_member_is_its_message(ann: Neighbour, bob: Neighbour) -> None:
+def test_a_datagram_of_a_member_is_its_message(ann: WirePeer, bob: WirePeer) -> None:
     assert judge(bob, ann.sign(BEAT, "bob")) == MeshMessage("ann", BEAT, "bob")
 
 
-def test_an_unknown_sender_is_refused_before_anything_else_is_looked_at(bob: Neighbour) -> None:
+def test_an_unknown_sender_is_refused_before_anything_else_is_looked_at(bob: WirePeer) -> None:
     """The order of the protocol: sender, then timestamp, then payload."""
-    zed = Neighbour("zed")
+    zed = WirePeer("zed")
     assert judge(bob, zed.sign(BEAT, "bob")) is Refusal.UNKNOWN_SENDER
     assert judge(bob, zed.sign(BEAT, "bob", now=60_000)) is Refusal.UNKNOWN_SENDER
     text = b'{"node_id":"zed","timestamp":0,"type":"x","payload":7}'
     assert judge(bob, text) is Refusal.UNKNOWN_SENDER
 
 
-def test_names_and_cookies_of_any_form_are_judged(ann: Neighbour, bob: Neighbour) -> None:
+def test_names_and_cookies_of_any_form_are_judged(ann: WirePeer, bob: WirePeer) -> None:
     fields = {"timestamp": at(0).unix_secs, "type": "heartbeat", "payload": {}}
     nobody = json.dumps({"node_id": "\0é", **fields}).encode()
     assert judge(bob, nobody) is Refusal.UNKNOWN_SENDER
@@ -63,22 +63,22 @@ def test_names_and_cookies_of_any_form_are_judged(ann: Neighbour, bob: Neighbour
 
 @pytest.mark.parametrize(("secs", "passes"), [(5, True), (6, False), (-5, True), (-6, False)])
 def test_the_clock_window_is_five_seconds(
-    ann: Neighbour, bob: Neighbour, secs: int, passes: bool
+    ann: WirePeer, bob: WirePeer, secs: int, passes: bool
 ) -> None:
     text = encode_message(MeshMessage("ann", BEAT, "bob"), at(0).unix_secs + secs)
     verdict = judge(bob, append_signature(text, ann.signer))
     assert isinstance(verdict, MeshMessage) if passes else verdict is Refusal.CLOCK_SKEW
 
 
-def test_a_bad_timestamp_counts_before_a_bad_payload(ann: Neighbour, bob: Neighbour) -> None:
+def test_a_bad_timestamp_counts_before_a_bad_payload(ann: WirePeer, bob: WirePeer) -> None:
     text = b'{"node_id":"ann","timestamp":0,"type":"heartbeat","payload":7,"to":"bob"}'
     assert judge(bob, append_signature(text, ann.signer)) is Refusal.CLOCK_SKEW
     text = text.replace(b":0,", b":%d," % at(0).unix_secs)
     assert judge(bob, append_signature(text, ann.signer)) is Refusal.BAD_PAYLOAD
 
 
-def test_nobody_speaks_in_the_name_of_another(ann: Neighbour, bob: Neighbour) -> None:
-    eve = Neighbour("eve")
+def test_nobody_speaks_in_the_name_of_another(ann: WirePeer, bob: WirePeer) -> None:
+    eve = WirePeer("eve")
     text = encode_message(MeshMessage("ann", LeaseClaim(0), "bob"), at(0).unix_secs)
     assert judge(bob, append_signature(text, eve.signer)) is Refusal.BAD_SIGNATURE
     assert judge(bob, text) is Refusal.BAD_SIGNATURE
@@ -88,7 +88,7 @@ def test_nobody_speaks_in_the_name_of_another(ann: Neighbour, bob: Neighbour) ->
     assert judge(bob, append_signature(own, bob.signer)) is Refusal.UNKNOWN_SENDER
 
 
-def test_a_datagram_counts_once(ann: Neighbour, bob: Neighbour) -> None:
+def test_a_datagram_counts_once(ann: WirePeer, bob: WirePeer) -> None:
     datagram = ann.sign(BEAT, "bob")
     assert isinstance(judge(bob, datagram), MeshMessage)
     assert judge(bob, datagram, now=4_000) is Refusal.REPLAYED
@@ -97,7 +97,7 @@ def test_a_datagram_counts_once(ann: Neighbour, bob: Neighbour) -> None:
 
 
 def test_a_repeated_datagram_or_one_for_anybody_costs_no_signature(
-    ann: Neighbour, bob: Neighbour, monkeypatch: pytest.MonkeyPatch
+    ann: WirePeer, bob: WirePeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     datagram, for_anybody = ann.sign(BEAT, "bob"), ann.sign(BEAT, None)
     assert isinstance(judge(bob, datagram), MeshMessage)
@@ -106,26 +106,26 @@ def test_a_repeated_datagram_or_one_for_anybody_costs_no_signature(
     assert judge(bob, for_anybody) is Refusal.WRONG_RECEIVER
 
 
-def test_a_forgery_does_not_make_its_original_a_repetition(ann: Neighbour, bob: Neighbour) -> None:
+def test_a_forgery_does_not_make_its_original_a_repetition(ann: WirePeer, bob: WirePeer) -> None:
     text = encode_message(MeshMessage("ann", BEAT, "bob"), at(0).unix_secs)
     assert judge(bob, append_signature(text, _Forger())) is Refusal.BAD_SIGNATURE
     assert isinstance(judge(bob, append_signature(text, ann.signer)), MeshMessage)
 
 
-def test_a_datagram_for_another_node_is_not_passed_on(ann: Neighbour, bob: Neighbour) -> None:
+def test_a_datagram_for_another_node_is_not_passed_on(ann: WirePeer, bob: WirePeer) -> None:
     assert judge(bob, ann.sign(BEAT, "cat")) is Refusal.WRONG_RECEIVER
     assert judge(bob, ann.sign(BEAT, None)) is Refusal.WRONG_RECEIVER
     assert isinstance(judge(bob, ann.sign(PeerAnnounce("", "", "", ""), None)), MeshMessage)
 
 
-def test_an_oversized_datagram_is_not_decoded(ann: Neighbour, bob: Neighbour) -> None:
+def test_an_oversized_datagram_is_not_decoded(ann: WirePeer, bob: WirePeer) -> None:
     announce = PeerAnnounce("", "", "", "", padding="." * 1200)
     text = encode_message(MeshMessage("ann", announce, "bob"), at(0).unix_secs)
     assert judge(bob, append_signature(text, ann.signer)) is Refusal.OVERSIZED
     assert judge(bob, b"[" * 100_000) is Refusal.OVERSIZED
 
 
-def test_inside_a_tunnel_the_tunnel_authenticates(ann: Neighbour, bob: Neighbour) -> None:
+def test_inside_a_tunnel_the_tunnel_authenticates(ann: WirePeer, bob: WirePeer) -> None:
     member = MeshMember("ann", ann.key.public, True, tunnel_ip="10.200.200.2")
     bob.judge.members = {"ann": member}
     text = encode_message(MeshMessage("ann", BEAT), at(0).unix_secs)
@@ -134,7 +134,7 @@ def test_inside_a_tunnel_the_tunnel_authenticates(ann: Neighbour, bob: Neighbour
 
 
 def test_an_announcement_needs_the_cluster_token_where_there_is_one(
-    ann: Neighbour, bob: Neighbour
+    ann: WirePeer, bob: WirePeer
 ) -> None:
     bob.node.set_cluster_tokens(("token",))
     announce = ann.sign(PeerAnnounce("", "", "", ""), "bob")
@@ -142,7 +142,7 @@ def test_an_announcement_needs_the_cluster_token_where_there_is_one(
 
 
 def test_a_flood_of_forgeries_costs_few_signatures_and_silences_nobody(
-    ann: Neighbour, bob: Neighbour
+    ann: WirePeer, bob: WirePeer
 ) -> None:
     cookie = bob.coordinator._cookies.cookie_for("ann", "ann:7")
     checked = 0
@@ -158,7 +158,7 @@ def test_a_flood_of_forgeries_costs_few_signatures_and_silences_nobody(
 
 
 def test_a_flood_of_strangers_keeps_no_member_from_becoming_known(
-    ann: Neighbour, bob: Neighbour
+    ann: WirePeer, bob: WirePeer
 ) -> None:
     """Such as a node that was started again, which everybody has to get to know anew."""
     for node in (ann, bob):
@@ -175,8 +175,8 @@ def test_a_flood_of_strangers_keeps_no_member_from_becoming_known(
     assert verdicts[10:] == [Refusal.RATE_LIMITED] * 10, "a member cannot flood with them either"
 
 
-def test_a_member_that_floods_is_limited_alone(ann: Neighbour) -> None:
-    bob, eve = Neighbour("bob"), Neighbour("eve", may_lead=False)
+def test_a_member_that_floods_is_limited_alone(ann: WirePeer) -> None:
+    bob, eve = WirePeer("bob"), WirePeer("eve", may_lead=False)
     Wire(ann, bob, eve)
     cookies = bob.coordinator._cookies
     echo = cookies.cookie_for("eve", "eve:7")
@@ -188,7 +188,7 @@ def test_a_member_that_floods_is_limited_alone(ann: Neighbour) -> None:
     assert isinstance(judge(bob, ann.sign(BEAT, "bob", echo=echo)), MeshMessage)
 
 
-def test_mutated_datagrams_never_raise_and_never_count(ann: Neighbour, bob: Neighbour) -> None:
+def test_mutated_datagrams_never_raise_and_never_count(ann: WirePeer, bob: WirePeer) -> None:
     random, datagram = Random(7), ann.sign(BEAT, "bob")
     for number in range(3_000):
         mutated = bytearray(datagram)
@@ -199,7 +199,7 @@ def test_mutated_datagrams_never_raise_and_never_count(ann: Neighbour, bob: Neig
         assert isinstance(verdict, Refusal) or bytes(mutated) == datagram
 
 
-def test_signed_nonsense_of_a_member_never_raises(ann: Neighbour, bob: Neighbour) -> None:
+def test_signed_nonsense_of_a_member_never_raises(ann: WirePeer, bob: WirePeer) -> None:
     random = Random(8)
     values: list[object] = [None, -1, 2**70, 1.5, "", "\x00", "é" * 9, [], {}, [[]] * 9, True]
     for number in range(500):

@@ -2,7 +2,7 @@ from gatepost.mesh.gossip import choose_gossip
 from gatepost.mesh.messages import Heartbeat, MeshMessage, MeshRole, Term
 from gatepost.mesh.peer_table import MeshPeer
 from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES
-from tests.mesh.harness import Neighbour, at
+from tests.mesh.harness import WirePeer, at
 
 LONG = "n" * 125
 
@@ -27,7 +27,7 @@ def test_a_new_peer_is_named_at_once() -> None:
 
 
 def test_the_longest_heartbeat_fits_into_a_datagram() -> None:
-    sender = Neighbour(LONG + "abc")
+    sender = WirePeer(LONG + "abc")
     sender.coordinator.members = {}
     for known in (
         [MeshPeer(f"{LONG}{n:03}", 0, address="x" * 60, wg_pubkey="k" * 44) for n in range(9)],

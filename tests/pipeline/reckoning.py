@@ -24,7 +24,7 @@ def events(archive: str) -> list[Event]:
     return rows
 
 
-class Life:
+class Lifecycle:
     """All that was said about one event of one node."""
 
     def __init__(self) -> None:
@@ -117,16 +117,16 @@ def _state(row: Row) -> str:
 
 
 def deliveries(every: Iterable[Event]) -> dict[tuple[str, bytes], Row]:
-    lives: dict[tuple[str, bytes], Life] = defaultdict(Life)
+    lifecycles: dict[tuple[str, bytes], Lifecycle] = defaultdict(Lifecycle)
     for e in every:
         node, ref, to = e["node"], e["ref_id"], e["to_node"]
         if e["kind"] in TRACKED:
-            lives[node, e["event_id"]].sent.append(e)
+            lifecycles[node, e["event_id"]].sent.append(e)
         if e["kind"] in ("ack", "reply") and ref:
-            lives[to or node, ref].told[node].append(e)
+            lifecycles[to or node, ref].told[node].append(e)
         elif e["kind"] == "dead_letter":
-            lives[node, ref].given_up.append(e)
-    return {key: life.row(*key) for key, life in lives.items()}
+            lifecycles[node, ref].given_up.append(e)
+    return {key: lifecycle.row(*key) for key, lifecycle in lifecycles.items()}
 
 
 def tasks(every: Iterable[Event]) -> dict[tuple[str, bytes], Row]:

@@ -15,7 +15,7 @@ from gatepost.testing.simulation.run import _draw_settings, _place_agents, _plan
 
 # A forged receipt is a broken promise, and would be found.
 HONEST = [kind for kind in faults.FAULTS if kind != "forged_receipt"]
-_SEAL_EVERY_MS = 4_000
+_ARCHIVE_EVERY_MS = 4_000
 _HOUR_MS = 3_600_000
 
 
@@ -24,7 +24,7 @@ def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> His
     random, terms = Random(f"{seed}/run"), Random(f"{seed}/terms")
     with SimulatedMesh(seed, shape.nodes, _draw_settings(random)) as mesh:
         for gateway in mesh.gateways.values():
-            _keep_sealing(gateway, root)
+            _keep_archiving(gateway, root)
             # A machine that is destroyed leaves the facts it wrote before.
             _tell_facts(gateway, mesh, root, after_ms=0)
         _place_agents(mesh, random, terms, shape)
@@ -37,17 +37,17 @@ def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> His
         mesh.drain()
         left = [each for each in mesh.gateways.values() if not each.destroyed]
         for gateway in left:
-            _seal(gateway, root)
+            _archive_outbox(gateway, root)
         for gateway in left:
             _tell_facts(gateway, mesh, root, after_ms=_HOUR_MS)
         return mesh.check_history()
 
 
-def _keep_sealing(gateway: SimulatedGateway, root: Path) -> None:
+def _keep_archiving(gateway: SimulatedGateway, root: Path) -> None:
     def again() -> None:
         if gateway.up:
-            _seal(gateway, root)
-        gateway.loop.call_after(_SEAL_EVERY_MS, again)
+            _archive_outbox(gateway, root)
+        gateway.loop.call_after(_ARCHIVE_EVERY_MS, again)
 
     again()
 
@@ -72,7 +72,7 @@ def _tell_facts(
     room_facts.write_facts(store, room_facts.sign_facts(facts, gateway.key))
 
 
-def _seal(gateway: SimulatedGateway, root: Path) -> None:
+def _archive_outbox(gateway: SimulatedGateway, root: Path) -> None:
     store, node = ArchiveStore.open(str(root)), gateway.node
     policy = ArchivePolicy(max_rows=500, max_age=0, bodies=False)
     archive = OutboxArchive(store, gateway.id, node.incarnation, gateway.key, policy)

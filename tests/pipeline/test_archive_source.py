@@ -275,7 +275,7 @@ def running(spark: SparkSession) -> Iterator[list[StreamingQuery]]:
         query.stop()
 
 
-def test_a_stream_that_goes_on_takes_what_is_sealed_meanwhile(
+def test_a_stream_that_goes_on_takes_segments_archived_meanwhile(
     spark: SparkSession, tmp_path: Path, running: list[StreamingQuery]
 ) -> None:
     archive = tmp_path / "archive"

@@ -136,7 +136,7 @@ def stories(draw: st.DrawFn) -> list[Event]:
 def test_however_events_are_cut_into_batches_deliveries_are_the_same(
     events: list[Event], cuts: dict[str, int]
 ) -> None:
-    """Receipts may come before their message: a laptop that seals its outbox late."""
+    """Receipts may come before their message: a laptop that archives its outbox late."""
     early = [event for event in events if event["created_at"] - T < cuts.get(event["node"], 7)]
     late = [event for event in events if event not in early]
     stored = fold(told(early))

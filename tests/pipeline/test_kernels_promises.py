@@ -27,7 +27,7 @@ SPANS = [
     ArchivedSpan("old", "o1", 0, START + 3 * HOUR, 50),
     ArchivedSpan("old", "o2", START + 5 * HOUR, START + 10 * HOUR, None),
 ]
-LIVES = {span.node: span.incarnation for span in reversed(SPANS)}
+INCARNATIONS = {span.node: span.incarnation for span in reversed(SPANS)}
 
 
 class Story:
@@ -46,7 +46,7 @@ class Story:
 
     def event(self, node: str, **fields: Any) -> None:
         self._seqs[node] += 1
-        row = dict.fromkeys(EVIDENCE_COLUMNS) | {"node": node, "incarnation": LIVES[node]}
+        row = dict.fromkeys(EVIDENCE_COLUMNS) | {"node": node, "incarnation": INCARNATIONS[node]}
         row |= {"seq": self._seqs[node], "event_id": b"e", "pair_seq": 0, "attempt": 1}
         row |= {"created_at": START, "payload_size": 0} | fields
         self.rows.append(row)
@@ -100,7 +100,7 @@ def _restored(story: Story) -> None:
     told("old", known, "ok", **second, seq=72)
     # A restored sender gives out the numbers of its pairs anew, a restored owner its own.
     for number, incarnation, seq in ((5, "o1", 80), (6, "o2", 75)):
-        id = message(f"lives-{number}", number=number, to_node="old")
+        id = message(f"journal-{number}", number=number, to_node="old")
         told("old", id, "accepted", incarnation=incarnation, seq=seq)
         told("old", id, "ok", incarnation=incarnation, seq=seq + 1)
     for number in (1, 2):

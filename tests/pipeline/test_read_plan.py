@@ -36,7 +36,7 @@ class Outboxes:
         self.rows: Rows = {}
         self.looked_at: list[str] = []
 
-    def seal(self, node: str, times: Sequence[int], incarnation: str = "a", at: int = 0) -> None:
+    def archive(self, node: str, times: Sequence[int], incarnation: str = "a", at: int = 0) -> None:
         lane = self.rows.setdefault((node, incarnation), [])
         first = len(lane) + 1
         lane.extend(times)
@@ -90,8 +90,8 @@ class Outboxes:
 def test_nodes_advance_together_though_one_has_far_more_segments() -> None:
     boxes = Outboxes()
     for start in range(0, 1000, 10):
-        boxes.seal("busy", range(start, start + 10))
-    boxes.seal("calm", range(0, 1000, 100))
+        boxes.archive("busy", range(start, start + 10))
+    boxes.archive("calm", range(0, 1000, 100))
     seen = list(boxes.batches(110))
     assert [len(batch) for batch in seen] == [110] * 9 + [20]
     for batch, later in pairwise(seen):
@@ -101,48 +101,48 @@ def test_nodes_advance_together_though_one_has_far_more_segments() -> None:
 def test_only_segments_that_must_be_cut_are_looked_at() -> None:
     boxes = Outboxes()
     for start in range(0, 1000, 10):
-        boxes.seal("n", range(start, start + 10))
+        boxes.archive("n", range(start, start + 10))
     boxes.next({}, 505)
     assert set(boxes.looked_at) == {"n/a/501"}
 
 
 def test_a_late_node_is_read_first_and_whole() -> None:
     boxes = Outboxes()
-    boxes.seal("office", range(10_000, 10_100))
+    boxes.archive("office", range(10_000, 10_100))
     read = boxes.next({}, None)
-    boxes.seal("office", range(10_100, 10_200))
-    boxes.seal("laptop", range(0, 50))
+    boxes.archive("office", range(10_100, 10_200))
+    boxes.archive("laptop", range(0, 50))
     after = boxes.next(read, 60)
     assert after == {"laptop": {"a": 50}, "office": {"a": 110}}
 
 
 def test_a_crowded_millisecond_is_taken_in_parts() -> None:
     boxes = Outboxes()
-    boxes.seal("x", [7] * 10)
-    boxes.seal("y", [7] * 10)
+    boxes.archive("x", [7] * 10)
+    boxes.archive("y", [7] * 10)
     assert [len(batch) for batch in boxes.batches(6)] == [6, 6, 6, 2]
 
 
 def test_a_clock_that_went_back_loses_no_row() -> None:
     boxes = Outboxes()
-    boxes.seal("x", [100, 110])
-    boxes.seal("x", [50, 60])
-    boxes.seal("y", [55, 105])
+    boxes.archive("x", [100, 110])
+    boxes.archive("x", [50, 60])
+    boxes.archive("y", [55, 105])
     seen = [row for batch in boxes.batches(1) for row in batch]
     assert seen == [("y", 55), ("x", 100), ("y", 105), ("x", 110), ("x", 50), ("x", 60)]
 
 
 def test_a_new_incarnation_is_a_lane_of_its_own() -> None:
     boxes = Outboxes()
-    boxes.seal("x", [1, 2, 3], "a")
-    boxes.seal("x", [4, 5], "b")
+    boxes.archive("x", [1, 2, 3], "a")
+    boxes.archive("x", [4, 5], "b")
     assert boxes.next({}, None) == {"x": {"a": 3, "b": 2}}
     assert boxes.next({"x": {"a": 3}}, None) == {"x": {"a": 3, "b": 2}}
 
 
 def test_nothing_new_is_the_same_offset() -> None:
     boxes = Outboxes()
-    boxes.seal("x", [1, 2, 3])
+    boxes.archive("x", [1, 2, 3])
     end = boxes.next({}, 10)
     assert boxes.next(end, 10) == end
 
@@ -150,9 +150,9 @@ def test_nothing_new_is_the_same_offset() -> None:
 def test_dates_and_nodes_select() -> None:
     boxes = Outboxes()
     day = 86_400_000
-    boxes.seal("x", [0, 1])
-    boxes.seal("x", [day, day + 1])
-    boxes.seal("y", [day])
+    boxes.archive("x", [0, 1])
+    boxes.archive("x", [day, day + 1])
+    boxes.archive("y", [day])
     second = Selection(frozenset("x"), since=date(1970, 1, 2))
     end = boxes.next({}, None, selection=second)
     assert end == {"x": {"a": 4}}
@@ -161,8 +161,8 @@ def test_dates_and_nodes_select() -> None:
 
 def test_nobody_passes_a_node_that_is_awake() -> None:
     boxes = Outboxes()
-    boxes.seal("x", [1000, 2000, 3000], at=5000)
-    boxes.seal("y", [1500], at=5000)
+    boxes.archive("x", [1000, 2000, 3000], at=5000)
+    boxes.archive("y", [1500], at=5000)
     until = archived_frontier(boxes.segments, now=5100, patience=2000)
     assert boxes.next({}, 100, until) == {"x": {"a": 1}, "y": {"a": 1}}
 
@@ -172,16 +172,16 @@ def test_nobody_passes_a_node_that_is_awake() -> None:
 )
 def test_nobody_waits_for_ever(now: int, patience: int) -> None:
     boxes = Outboxes()
-    boxes.seal("x", [1000, 2000, 3000], at=now)
-    boxes.seal("y", [1500], at=5000)
+    boxes.archive("x", [1000, 2000, 3000], at=now)
+    boxes.archive("y", [1500], at=5000)
     assert archived_frontier(boxes.segments, now=now, patience=patience) == 3000
 
 
 def test_rows_that_were_let_go_are_an_error_and_not_a_gap() -> None:
     boxes = Outboxes()
-    boxes.seal("x", [1, 2])
-    boxes.seal("x", [3, 4])
-    boxes.seal("x", [5, 6])
+    boxes.archive("x", [1, 2])
+    boxes.archive("x", [3, 4])
+    boxes.archive("x", [5, 6])
     kept = [boxes.segments[0], boxes.segments[2]]
     with pytest.raises(PipelineError, match="events 3 to 4 of node x"):
         slices_between(kept, {"x": {"a": 1}}, {"x": {"a": 6}}, ALL)
@@ -191,16 +191,16 @@ def test_rows_that_were_let_go_are_an_error_and_not_a_gap() -> None:
 
 def test_an_outbox_may_begin_anywhere_before_it_was_read() -> None:
     boxes = Outboxes()
-    boxes.seal("x", [1, 2])
-    boxes.seal("x", [3, 4])
+    boxes.archive("x", [1, 2])
+    boxes.archive("x", [3, 4])
     assert [p.first for p in slices_between(boxes.segments[1:], {}, {"x": {"a": 4}}, ALL)] == [3]
 
 
 def test_merged_segments_hold_the_same_rows() -> None:
     boxes, merged = Outboxes(), Outboxes()
     for start in range(0, 40, 10):
-        boxes.seal("x", range(start, start + 10))
-    merged.seal("x", range(40))
+        boxes.archive("x", range(start, start + 10))
+    merged.archive("x", range(40))
     after: Offsets = {"x": {"a": 7}}
     one, many = (slices_between(b.segments, after, {"x": {"a": 33}}, ALL) for b in (merged, boxes))
     assert [(p.first, p.last) for p in one] == [(8, 33)]
@@ -221,7 +221,7 @@ def test_every_row_once_in_its_order_and_never_too_many(
     boxes = Outboxes()
     for node, segments in lanes.items():
         for times in segments:
-            boxes.seal(node, sorted(times))
+            boxes.archive(node, sorted(times))
     seen: Rows = {}
     for batch in boxes.batches(budget):
         assert 0 < len(batch) <= budget

@@ -142,13 +142,13 @@ def test_events_are_the_bytes_a_gateway_would_have_written(right: Made) -> None:
     assert set(kinds) >= {"message", "ack", "reply", "signal", "dead_letter", "task_complete"}
 
 
-def test_columns_are_what_sealing_would_have_made_of_the_bytes(right: Made) -> None:
+def test_columns_are_as_if_the_bytes_were_archived(right: Made) -> None:
     for node in manifest.archived_nodes(right.store):
         for path in sorted((right.root / manifest.node_folder(node)).rglob("*.parquet")):
             made = pq.ParquetFile(path).read()
             assert made.schema.equals(EVENT_SCHEMA, check_metadata=True)
             rows = made.to_pylist()
-            sealed = events_table(
+            archived = events_table(
                 rows[0]["incarnation"],
                 [(r["seq"], r["event_id"], r["ref_id"], r["body"], r["digest"]) for r in rows],
                 [
@@ -158,7 +158,7 @@ def test_columns_are_what_sealing_would_have_made_of_the_bytes(right: Made) -> N
                 ],
                 bodies=True,
             )
-            assert made.equals(sealed)
+            assert made.equals(archived)
 
 
 def test_each_event_names_the_one_before_it_for_the_same_node(right: Made) -> None:
@@ -219,8 +219,8 @@ def test_traffic_has_all_that_happens_to_messages(right: Made) -> None:
 
 def test_one_node_is_restored_once(right: Made) -> None:
     for node, events in right.events.items():
-        lives = list(dict.fromkeys(event["incarnation"] for event in events))
-        assert len(lives) == (2 if node == right.truth.restored else 1)
+        incarnations = list(dict.fromkeys(event["incarnation"] for event in events))
+        assert len(incarnations) == (2 if node == right.truth.restored else 1)
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
 
 

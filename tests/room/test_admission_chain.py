@@ -34,8 +34,8 @@ def test_a_chain_to_another_genesis_does_not_hold() -> None:
 
 
 def test_an_edge_node_admits_nobody() -> None:
-    guest = sign_admission(EDGE.key, "laptop", "phone", key("phone").public, "edge", NOW)
-    assert not holds(*EDGE.chain, guest)
+    member = sign_admission(EDGE.key, "laptop", "phone", key("phone").public, "edge", NOW)
+    assert not holds(*EDGE.chain, member)
 
 
 def test_nobody_is_admitted_in_another_issuers_name() -> None:

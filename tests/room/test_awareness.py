@@ -29,7 +29,7 @@ def test_entries_are_read_as_they_were_written() -> None:
     assert protocol.decode_awareness(protocol.encode_awareness(entries)) == entries
 
 
-def test_a_guest_is_present_until_it_leaves() -> None:
+def test_a_member_is_present_until_it_leaves() -> None:
     here, heard = hub(), list[AwarenessEntry]()
     here.on_change(lambda entry, speaker: heard.append(entry))
     here.receive_entries([says(5, 3, nodeId="ben")], "conn", "ben")
@@ -60,7 +60,7 @@ def test_the_gateway_announces_itself_with_a_rising_clock() -> None:
     assert here.own_entries() == [AwarenessEntry(HUB, 2, '{"nodeId":"hub","status":"degraded"}')]
 
 
-def two_guests() -> RoomAwareness:
+def two_members() -> RoomAwareness:
     here = hub()
     here.announce_presence(ConnectionPresence(node_id="hub"))
     here.receive_entries([says(5, 3)], "bens", "ben")
@@ -83,7 +83,7 @@ def two_guests() -> RoomAwareness:
     ],
 )
 def test_forged_awareness_is_a_violation_and_changes_nothing(entry: AwarenessEntry) -> None:
-    here = two_guests()
+    here = two_members()
     before = here.present_entries()
     with pytest.raises(RoomViolation) as caught:
         here.receive_entries([says(6, 5), entry], "cats", "cat")
@@ -94,7 +94,7 @@ def test_forged_awareness_is_a_violation_and_changes_nothing(entry: AwarenessEnt
 def test_a_connection_does_not_start_by_speaking_for_somebody_else() -> None:
     for client in (HUB, BEN):
         with pytest.raises(RoomViolation):
-            two_guests().receive_entries([says(client, 9)], "dans", "dan")
+            two_members().receive_entries([says(client, 9)], "dans", "dan")
 
 
 @pytest.mark.parametrize(
@@ -107,28 +107,28 @@ def test_a_connection_does_not_start_by_speaking_for_somebody_else() -> None:
     ],
 )
 def test_an_echo_is_passed_over(entry: AwarenessEntry) -> None:
-    here = two_guests()
+    here = two_members()
     before = here.present_entries()
     here.receive_entries([entry], "cats", "cat")
     assert here.present_entries() == before
 
 
 def test_an_echo_of_somebody_who_left_is_passed_over() -> None:
-    here = two_guests()
+    here = two_members()
     here.remove_connection("bens")
     here.receive_entries([says(BEN, 3)], "cats", "cat")
     assert BEN not in {entry.client for entry in here.present_entries()}
 
 
-def test_a_guest_that_comes_back_over_a_new_connection_is_the_same_guest() -> None:
-    here = two_guests()
+def test_a_member_that_comes_back_over_a_new_connection_is_the_same_member() -> None:
+    here = two_members()
     here.receive_entries([says(5, 4)], "bens again", "ben")
     here.remove_connection("bens")
     assert says(BEN, 4) in here.present_entries()
 
 
-def test_a_guest_may_leave_with_the_clock_it_has() -> None:
-    here = two_guests()
+def test_a_member_may_leave_with_the_clock_it_has() -> None:
+    here = two_members()
     here.receive_entries([AwarenessEntry(6, 3, "null")], "cats", "cat")
     assert CAT not in {entry.client for entry in here.present_entries()}
 

@@ -72,10 +72,10 @@ def test_whom_the_revocation_names_stays() -> None:
 
 def test_each_of_two_revocations_has_to_spare_a_node() -> None:
     both = (revocation(ROOT, LAB), revocation(VPS, LAB))
-    guest = author("guest", "edge", LAB)
-    assert "guest" in after(entry(guest), revocation(ROOT, LAB, guest))
-    assert "guest" in after(entry(guest), *(revocation(r, LAB, guest) for r in (ROOT, VPS)))
-    assert "guest" not in after(entry(guest), both[0], revocation(VPS, LAB, guest))
+    member = author("member", "edge", LAB)
+    assert "member" in after(entry(member), revocation(ROOT, LAB, member))
+    assert "member" in after(entry(member), *(revocation(r, LAB, member) for r in (ROOT, VPS)))
+    assert "member" not in after(entry(member), both[0], revocation(VPS, LAB, member))
 
 
 def test_of_two_that_revoke_each_other_the_senior_stays() -> None:
@@ -170,17 +170,17 @@ def test_genesis_is_first_in_seniority() -> None:
 
 
 def crowd(size: int) -> list[RecordAuthor]:
-    return [author(f"guest{n}", "edge", HUB_OF_MANY) for n in range(size)]
+    return [author(f"member{n}", "edge", HUB_OF_MANY) for n in range(size)]
 
 
 HUB_OF_MANY = author("many", "backbone")
 
 
 def revoked_with_parts(
-    guests: list[RecordAuthor], kept: int
+    members: list[RecordAuthor], kept: int
 ) -> tuple[SignedRecord, list[SignedRecord]]:
-    """The revocation of the hub that keeps so many of its guests, and its parts."""
-    prints = [guest.key.fingerprint for guest in guests[:kept]]
+    """The revocation of the hub that keeps so many of its members, and its parts."""
+    prints = [member.key.fingerprint for member in members[:kept]]
     key = HUB_OF_MANY.key.fingerprint
     parts = [
         claim(ROOT, "standing", f"{key}.{n}", StandingRecord(standing=tuple(prints[at : at + 50])))
@@ -193,17 +193,17 @@ def revoked_with_parts(
 
 
 def test_a_node_with_very_many_admissions_is_revoked_and_those_that_are_listed_stay() -> None:
-    guests = crowd(160)
-    revoked, parts = revoked_with_parts(guests, 130)
-    seen = room(entry(ROOT), entry(HUB_OF_MANY), *map(entry, guests), revoked, *parts)
-    assert set(seen.effective.nodes) == {"root", *(guest.node for guest in guests[:130])}
+    members = crowd(160)
+    revoked, parts = revoked_with_parts(members, 130)
+    seen = room(entry(ROOT), entry(HUB_OF_MANY), *map(entry, members), revoked, *parts)
+    assert set(seen.effective.nodes) == {"root", *(member.node for member in members[:130])}
     assert all(len(signed.text) < 4096 for signed in (revoked, *parts))
 
 
 def test_a_part_that_comes_late_makes_no_member_an_outsider() -> None:
-    guests = crowd(120)
-    revoked, parts = revoked_with_parts(guests, 110)
-    seen = room(entry(ROOT), entry(HUB_OF_MANY), *map(entry, guests))
+    members = crowd(120)
+    revoked, parts = revoked_with_parts(members, 110)
+    seen = room(entry(ROOT), entry(HUB_OF_MANY), *map(entry, members))
     for signed in (revoked, *parts[:-1]):
         seen.apply_update(update(signed))
         assert len(seen.effective.nodes) == 121, "the hub is out, and nobody else"
@@ -212,14 +212,14 @@ def test_a_part_that_comes_late_makes_no_member_an_outsider() -> None:
 
 
 def test_parts_of_another_writer_spare_nobody() -> None:
-    guests = crowd(3)
+    members = crowd(3)
     other = author("other", "backbone", at=NOW + 1)
     key = HUB_OF_MANY.key.fingerprint
-    forged = StandingRecord(standing=tuple(guest.key.fingerprint for guest in guests))
-    revoked, _ = revoked_with_parts(guests, 1)
+    forged = StandingRecord(standing=tuple(member.key.fingerprint for member in members))
+    revoked, _ = revoked_with_parts(members, 1)
     seen = room(
-        *map(entry, (ROOT, HUB_OF_MANY, other, *guests)),
+        *map(entry, (ROOT, HUB_OF_MANY, other, *members)),
         revoked,
         claim(other, "standing", f"{key}.0", forged),
     )
-    assert set(seen.effective.nodes) == {"root", "other", "guest0"}
+    assert set(seen.effective.nodes) == {"root", "other", "member0"}

@@ -55,10 +55,10 @@ def test_a_second_key_of_a_known_node_replaces_nothing(
 def test_a_twin_in_the_middle_of_a_chain_admits_nobody() -> None:
     middle = author("middle", "backbone")
     twin = twin_of("middle", "backbone", 1)
-    guest = author("guest", "edge", twin)
+    member = author("member", "edge", twin)
     seen = room(entry(ROOT), entry(HUB), entry(middle))
-    assert seen.apply_update(update(entry(guest))).second_keys
-    assert "guest" not in seen.effective.nodes
+    assert seen.apply_update(update(entry(member))).second_keys
+    assert "member" not in seen.effective.nodes
 
 
 def test_who_joins_later_does_not_see_the_twin() -> None:

@@ -72,11 +72,11 @@ def test_a_newcomer_to_a_large_room_is_synced_in_two_seconds() -> None:
     resident = room_of(entry(ROOT), *crowd(1000, 5))
     host = SyncPeer(resident, RoomAwareness("root", 1), "late", "dialer")
     late = room_of()
-    guest = SyncPeer(late, RoomAwareness("late", 2), "root", "listener")
+    late_peer = SyncPeer(late, RoomAwareness("late", 2), "root", "listener")
     start = time.process_time()
-    for hello in guest.first_messages():
+    for hello in late_peer.first_messages():
         for message in host.receive_message(hello):
-            guest.receive_message(message)
+            late_peer.receive_message(message)
     assert len(late.effective.agents) == 5000
     took = time.process_time() - start
     assert contents(late) == contents(resident)

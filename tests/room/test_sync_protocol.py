@@ -64,8 +64,8 @@ class Gateway:
 class Link:
     """A connection in memory: messages wait on either side until they are carried."""
 
-    def __init__(self, guest: Gateway, host: Gateway) -> None:
-        self.ends = (guest.meets(host, "listener"), host.meets(guest, "dialer"))
+    def __init__(self, dialler: Gateway, listener: Gateway) -> None:
+        self.ends = (dialler.meets(listener, "listener"), listener.meets(dialler, "dialer"))
         self.wires = (deque[bytes](), deque[bytes]())
         for end, wire in zip(self.ends, self.wires, strict=True):
             wire.extend(end.first_messages())
@@ -162,7 +162,7 @@ def test_a_large_room_goes_over_in_pieces_and_step_2_is_the_last() -> None:
     assert contents(cat.room) == contents(ben.room)
 
 
-def test_guests_hear_of_each_other_and_a_host_only_of_its_guest() -> None:
+def test_dialling_peers_hear_of_each_other_and_a_listener_only_of_its_own() -> None:
     root, ben, cat = Gateway(ROOT), Gateway(BEN), Gateway(CAT)
     far = Gateway(author("far"))
     links = [Link(ben, root), Link(cat, root), Link(root, far)]
@@ -213,7 +213,7 @@ def test_a_message_that_is_none_is_a_violation(message: bytes) -> None:
     assert (contents(root.room), root.awareness.present_entries()) == before
 
 
-def test_a_forged_state_is_a_violation_from_a_guest() -> None:
+def test_a_forged_state_is_a_violation_from_a_peer() -> None:
     root = Gateway(ROOT)
     ben, cat = (root.meets(Gateway(who), "dialer") for who in (BEN, CAT))
     state = b"\x01" + lib0.encode_bytes(b"\x01\x05\x01" + lib0.encode_text('{"nodeId":"ben"}'))

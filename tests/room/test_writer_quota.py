@@ -28,15 +28,15 @@ def test_the_bytes_of_a_writer_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_bytes_and_writers_of_a_branch_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    guests = [entry(author(f"guest{n}", "edge", HUB)) for n in range(3)]
+    members = [entry(author(f"member{n}", "edge", HUB)) for n in range(3)]
     monkeypatch.setattr(writer_quota, "MAX_WRITERS_PER_BRANCH", 2)
-    quotas = counted(*guests[:2])
-    assert not quotas.has_capacity_for(guests[2], None)
+    quotas = counted(*members[:2])
+    assert not quotas.has_capacity_for(members[2], None)
     assert quotas.has_capacity_for(entry(BEN), None)
     monkeypatch.setattr(writer_quota, "MAX_WRITERS_PER_BRANCH", 9)
-    assert quotas.has_capacity_for(guests[2], None)
-    monkeypatch.setattr(writer_quota, "MAX_BYTES_PER_BRANCH", len(guests[0].text) * 2)
-    assert not quotas.has_capacity_for(guests[2], None)
+    assert quotas.has_capacity_for(members[2], None)
+    monkeypatch.setattr(writer_quota, "MAX_BYTES_PER_BRANCH", len(members[0].text) * 2)
+    assert not quotas.has_capacity_for(members[2], None)
 
 
 def test_a_record_that_is_replaced_is_not_counted_any_more() -> None:

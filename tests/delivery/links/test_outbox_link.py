@@ -215,7 +215,7 @@ def test_a_reader_that_is_ahead_of_the_outbox_is_told(mesh: Mesh, a: Gate, b: Ga
     assert "put back by hand" in wire.errors[0]
 
 
-# -- lives
+# -- incarnations
 
 
 def test_a_restored_emitter_goes_on_in_a_new_life(mesh: Mesh, a: Gate, b: Gate) -> None:
@@ -243,17 +243,17 @@ def test_a_reader_of_an_earlier_life_hears_its_rest_first(mesh: Mesh, a: Gate, b
     wire = mesh.link("a", "b")
     mesh.flow()
     assert b.mail() == before + after
-    lives: list[Incarnation] = [
+    incarnations: list[Incarnation] = [
         (frame.incarnation, frame.first_seq) for frame in of(EventsFrame, wire, b)
     ]
-    assert lives == [("a-1", 1), ("a-2", 4)]
+    assert incarnations == [("a-1", 1), ("a-2", 4)]
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_end_of_a_life_left_out_is_noticed_in_the_next(
     mesh: Mesh, a: Gate, b: Gate, size: int
 ) -> None:
-    """With 3, more of that life was read; with 1, nothing was."""
+    """With 3, more of that incarnation was read; with 1, nothing was."""
     leave_out(mesh.link("a", "b"), a, size)
     before = a.send_many(b, size)
     mesh.flow()
@@ -289,7 +289,7 @@ def test_the_ends_of_two_lives_left_out_are_both_noticed(mesh: Mesh, a: Gate, b:
 
 
 def test_a_life_that_was_left_behind_is_not_missed(mesh: Mesh, a: Gate, b: Gate) -> None:
-    """The wrong backup is restored, and then a later one: both go on from the first life."""
+    """The wrong backup is restored, and then a later one: both go on from the first incarnation."""
     mesh.link("a", "b")
     a.note("b")
     mesh.flow()

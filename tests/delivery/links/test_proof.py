@@ -29,7 +29,7 @@ from gatepost.testing import ManualClock
 CLOCK = ManualClock(1_800_000_000_000)
 KEY = NodeKey.generate(CLOCK)
 IDS = EventIdGenerator(CLOCK)
-LIVES: list[Incarnation] = [("one", 1), ("two", 4)]
+INCARNATIONS: list[Incarnation] = [("one", 1), ("two", 4)]
 
 
 def event(seq: int) -> bytes:
@@ -42,7 +42,7 @@ def event(seq: int) -> bytes:
 
 
 def outbox(*sizes: int) -> tuple[list[bytes], list[CommitGroup]]:
-    """An outbox in groups of these sizes, of the first life."""
+    """An outbox in groups of these sizes, of the first incarnation."""
     events: list[bytes] = []
     groups: list[CommitGroup] = []
     chain = genesis_chain("a", "one")
@@ -72,7 +72,7 @@ def test_any_choice_of_events_passes_with_the_groups_that_hold_them(
     chosen = sorted(data.draw(st.sets(st.integers(1, len(events)), min_size=1)))
     needed = [g for g in groups if any(g.first <= seq <= g.last for seq in chosen)]
     said = frame([events[seq - 1] for seq in chosen], needed)
-    assert [each.seq for each in check_relayed_events(said, LIVES, KEY.public)] == chosen
+    assert [each.seq for each in check_relayed_events(said, INCARNATIONS, KEY.public)] == chosen
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data())
@@ -81,7 +81,7 @@ def test_without_its_group_an_event_does_not_pass(sizes: list[int], data: st.Dat
     missing = data.draw(st.integers(0, len(groups) - 1))
     with pytest.raises(LinkError):
         check_relayed_events(
-            frame(events, groups[:missing] + groups[missing + 1 :]), LIVES, KEY.public
+            frame(events, groups[:missing] + groups[missing + 1 :]), INCARNATIONS, KEY.public
         )
 
 
@@ -98,37 +98,37 @@ def test_a_changed_bit_does_not_pass(data: st.DataObject) -> None:
     else:
         group = replace(group, **{where: bytes(target)})
     with pytest.raises(LinkError):
-        check_relayed_events(frame(events, [group]), LIVES, KEY.public)
+        check_relayed_events(frame(events, [group]), INCARNATIONS, KEY.public)
 
 
 def test_a_group_of_another_key_or_life_does_not_pass() -> None:
     events, groups = outbox(2)
     with pytest.raises(LinkError, match="not signed"):
-        check_relayed_events(frame(events, groups), LIVES, NodeKey.generate(CLOCK).public)
+        check_relayed_events(frame(events, groups), INCARNATIONS, NodeKey.generate(CLOCK).public)
     other = replace(frame(events, groups), incarnation="two", first_seq=4)
     with pytest.raises(LinkError, match="not signed"):
-        check_relayed_events(other, LIVES, KEY.public)
+        check_relayed_events(other, INCARNATIONS, KEY.public)
 
 
 def test_events_do_not_swap_places() -> None:
     events, groups = outbox(2)
     swapped = b"".join(event_digest(body) for body in reversed(events))
     with pytest.raises(LinkError):
-        check_relayed_events(frame(events[::-1], groups), LIVES, KEY.public)
+        check_relayed_events(frame(events[::-1], groups), INCARNATIONS, KEY.public)
     with pytest.raises(LinkError):
         check_relayed_events(
-            frame(events, [replace(groups[0], digests=swapped)]), LIVES, KEY.public
+            frame(events, [replace(groups[0], digests=swapped)]), INCARNATIONS, KEY.public
         )
 
 
 @pytest.mark.parametrize(
-    "lives",
+    "incarnations",
     [[("one", 1)], [("one", 1), ("two", 5)], [("two", 1), ("one", 4)], [("one", 1), ("two", 1)]],
 )
-def test_only_the_source_says_which_lives_it_had(lives: list[Incarnation]) -> None:
-    said = sign_incarnations(KEY, "a", LIVES)
+def test_only_the_source_says_which_incarnations_it_had(incarnations: list[Incarnation]) -> None:
+    said = sign_incarnations(KEY, "a", INCARNATIONS)
     check_incarnations(said, KEY.public)
-    for lie in (replace(said, incarnations=lives), replace(said, source="b")):
+    for lie in (replace(said, incarnations=incarnations), replace(said, source="b")):
         with pytest.raises(LinkError):
             check_incarnations(lie, KEY.public)
 

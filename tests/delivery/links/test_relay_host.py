@@ -483,7 +483,7 @@ LIES: dict[str, Tamper] = {
     "another chain": lambda f: with_group(f, chain=b"x" * 32),
     "another past": lambda f: with_group(f, previous=b"x" * 32),
     "another signature": lambda f: with_group(f, signature=b"x" * 64),
-    "another life": lambda f: replace(f, incarnation="a-0"),
+    "another incarnation": lambda f: replace(f, incarnation="a-0"),
     "a later start": lambda f: replace(f, first_seq=f.first_seq + 1),
     "events in the wrong order": lambda f: replace(f, events=f.events[::-1]),
     "an event twice": lambda f: replace(f, events=f.events + f.events[:1]),
@@ -677,7 +677,7 @@ def test_an_answer_nobody_asked_for_ends_the_link(mesh: Mesh, a: Gate, s: Gate) 
     assert "nobody asked" in wire.errors[0]
 
 
-# -- lives
+# -- incarnations
 
 
 def test_a_restored_source_goes_on_in_a_new_life(mesh: Mesh, a: Gate, b: Gate, s: Gate) -> None:

@@ -71,13 +71,13 @@ def a() -> Gate:
     return mesh["a"]
 
 
-def test_the_answer_starts_with_the_lives(a: Gate) -> None:
+def test_the_answer_starts_with_the_incarnations(a: Gate) -> None:
     follower = Follower(a)
     follower.follow()
-    lives = follower.frames[0]
-    assert isinstance(lives, IncarnationsFrame)
-    check_incarnations(lives, a.key.public)
-    assert lives.incarnations == [("a-1", 1)]
+    signed = follower.frames[0]
+    assert isinstance(signed, IncarnationsFrame)
+    check_incarnations(signed, a.key.public)
+    assert signed.incarnations == [("a-1", 1)]
 
 
 def test_every_group_goes_out_whole_and_verifies(a: Gate) -> None:

@@ -29,7 +29,7 @@ def admit(replica: RoomReplica, name: str, tier: Tier, by: RecordAuthor) -> Reco
     return author
 
 
-@pytest.mark.parametrize(("standing", "left"), [(None, 102), ((), 1), (("guest7", "guest80"), 3)])
+@pytest.mark.parametrize(("standing", "left"), [(None, 102), ((), 1), (("member7", "member80"), 3)])
 async def test_a_node_with_101_invented_admissions_is_revoked(
     state: Path, clock: ManualClock, standing: tuple[str, ...] | None, left: int
 ) -> None:
@@ -42,7 +42,7 @@ async def test_a_node_with_101_invented_admissions_is_revoked(
         api = RoomApi(publisher, unused, unused, RoomCoordinator(publisher), unused)
         hub = admit(replica, "hub", "backbone", replica.author)
         for n in range(101):
-            admit(replica, f"guest{n}", "edge", hub)
+            admit(replica, f"member{n}", "edge", hub)
         await api.revoke_node("hub", RevokeRequest(standing=standing))
         view = replica.current_room.effective
         assert [name for name, _ in view.membership.revoked] == ["hub"]

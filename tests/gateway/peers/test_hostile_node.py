@@ -15,7 +15,7 @@ from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from tests.gateway.tools import client
 from tests.live_mesh.conftest import running
-from tests.live_mesh.tools import Gateway, Guest, close_code, converge, expect_changes_by
+from tests.live_mesh.tools import BareNode, Gateway, close_code, converge, expect_changes_by
 from tests.room.sample_records import agent, coordination, node, placed, update
 from tests.waiting import wait_until
 
@@ -29,7 +29,7 @@ class Scene(NamedTuple):
 
     ann: Gateway
     bob: Gateway
-    mallory: Guest
+    mallory: BareNode
     author: RecordAuthor
     genesis: Genesis
 
@@ -51,7 +51,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 def _let_in(ann: Gateway, bob: Gateway, name: str) -> Scene:
     """The scene with a mallory of this name, whom both gateways know."""
-    mallory = Guest(ann, name)
+    mallory = BareNode(ann, name)
     genesis, author = mallory.enter(ann.invite(name))
     scene = Scene(ann, bob, mallory, author, genesis)
     with mallory.open(mallory.ticket()) as socket:
@@ -189,7 +189,7 @@ def test_a_node_that_was_away_follows_the_coordinator_and_nobody_else(
     pair: list[Gateway],
 ) -> None:
     ann, bob = pair
-    eve = Guest(ann, "eve")
+    eve = BareNode(ann, "eve")
     genesis, author = eve.enter(ann.invite("eve", "backbone"))
     at = author.chain[-1].issued_at
     own = sign_record(author, "nodes", "eve", 1, at, node(author, genesis))

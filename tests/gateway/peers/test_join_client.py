@@ -91,14 +91,14 @@ class Impostor:
 
 
 @pytest.fixture
-async def knocker(state: Path, clock: ManualClock) -> AsyncIterator[JoinClient]:
+async def joiner(state: Path, clock: ManualClock) -> AsyncIterator[JoinClient]:
     known = RoomDirectory()
     known.refresh_from(room(entry(ROOT)))
     async with opened(state, clock, node__id="ben") as operations:
         yield JoinClient(operations.core, known)
 
 
-def _asks(knocker: JoinClient, host: Callable[[httpx.Request], httpx.Response]) -> None:
+def _asks(joiner: JoinClient, host: Callable[[httpx.Request], httpx.Response]) -> None:
     async def pieces(content: bytes) -> AsyncIterator[bytes]:
         yield content
 
@@ -109,79 +109,79 @@ def _asks(knocker: JoinClient, host: Callable[[httpx.Request], httpx.Response]) 
             return answer
         return httpx.Response(answer.status_code, content=pieces(answer.content))
 
-    knocker.transport = httpx.MockTransport(streamed)
+    joiner.transport = httpx.MockTransport(streamed)
 
 
 async def test_the_gateway_that_was_meant_is_believed(
-    knocker: JoinClient, clock: ManualClock
+    joiner: JoinClient, clock: ManualClock
 ) -> None:
-    _asks(knocker, Impostor(key("root"), clock))
+    _asks(joiner, Impostor(key("root"), clock))
     token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
-    assert (await knocker.exchange_invite(SEED, token)).issuer_key == key("root").public
-    assert (await knocker.exchange_proof(SEED)).issuer_id == "root"
+    assert (await joiner.exchange_invite(SEED, token)).issuer_key == key("root").public
+    assert (await joiner.exchange_proof(SEED)).issuer_id == "root"
 
 
-async def test_another_one_is_not(knocker: JoinClient, clock: ManualClock) -> None:
-    _asks(knocker, Impostor(key("eve"), clock))
+async def test_another_one_is_not(joiner: JoinClient, clock: ManualClock) -> None:
+    _asks(joiner, Impostor(key("eve"), clock))
     token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
     with pytest.raises(WrongHost, match="from another gateway"):
-        await knocker.exchange_invite(SEED, token)
+        await joiner.exchange_invite(SEED, token)
     with pytest.raises(WrongHost, match="from another gateway"):
-        await knocker.exchange_proof(Seed(URL, fingerprint_key(key("root").public)))
+        await joiner.exchange_proof(Seed(URL, fingerprint_key(key("root").public)))
     with pytest.raises(Forbidden, match="not a member of our room"):
-        await knocker.exchange_proof(SEED)
+        await joiner.exchange_proof(SEED)
 
 
 @pytest.mark.parametrize("claims", ["its own key", "the key of the host"])
 async def test_an_invite_is_not_sent_to_an_impostor(
-    knocker: JoinClient, clock: ManualClock, claims: str
+    joiner: JoinClient, clock: ManualClock, claims: str
 ) -> None:
     """Its secret went out before anything was checked."""
     impostor = Impostor(key("eve"), clock)
     impostor.claimed_key = key("root").public if claims == "the key of the host" else b""
-    _asks(knocker, impostor)
+    _asks(joiner, impostor)
     token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
     with pytest.raises(WrongHost, match="from another gateway"):
-        await knocker.exchange_invite(SEED, token)
+        await joiner.exchange_invite(SEED, token)
     assert [request.method for request in impostor.requests] == ["GET"]
     assert "ben" not in str(impostor.requests[0].url)
 
 
 async def test_whoever_listens_to_a_join_does_not_learn_the_invite(
-    knocker: JoinClient, clock: ManualClock
+    joiner: JoinClient, clock: ManualClock
 ) -> None:
     host = Impostor(key("root"), clock)
-    _asks(knocker, host)
+    _asks(joiner, host)
     token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
-    await knocker.exchange_invite(SEED, token)
+    await joiner.exchange_invite(SEED, token)
     secret = token.rsplit(".", 1)[1].encode()
     assert not any(secret in request.content for request in host.requests)
     sent = msgspec.json.decode(host.requests[1].content, type=ExchangeRequest)
     assert decrypt_invite(sent.encrypted_invite or b"", key("root")) == token
 
 
-async def test_an_old_answer_is_not(knocker: JoinClient, clock: ManualClock) -> None:
-    _asks(knocker, Impostor(key("root"), clock, nonce="another-nonce-of-ours"))
+async def test_an_old_answer_is_not(joiner: JoinClient, clock: ManualClock) -> None:
+    _asks(joiner, Impostor(key("root"), clock, nonce="another-nonce-of-ours"))
     with pytest.raises(InvalidTicket, match="answers another request"):
-        await knocker.exchange_proof(SEED)
+        await joiner.exchange_proof(SEED)
 
 
-async def test_a_gateway_does_not_visit_itself(knocker: JoinClient, clock: ManualClock) -> None:
-    _asks(knocker, Impostor(knocker._node.key, clock))
+async def test_a_gateway_does_not_visit_itself(joiner: JoinClient, clock: ManualClock) -> None:
+    _asks(joiner, Impostor(joiner._node.key, clock))
     with pytest.raises(SelfDialError):
-        await knocker.exchange_proof(SEED)
+        await joiner.exchange_proof(SEED)
 
 
-async def test_what_is_no_gateway_is_said_to_be_none(knocker: JoinClient) -> None:
+async def test_what_is_no_gateway_is_said_to_be_none(joiner: JoinClient) -> None:
     for status in (200, 500):
-        _asks(knocker, lambda _, status=status: httpx.Response(status, text="<html>"))  # type: ignore[misc]
+        _asks(joiner, lambda _, status=status: httpx.Response(status, text="<html>"))  # type: ignore[misc]
         with pytest.raises(Unavailable, match="not a gateway"):
-            await knocker.exchange_proof(SEED)
+            await joiner.exchange_proof(SEED)
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-encoding": "gzip"}])
 async def test_an_answer_is_small_and_not_compressed(
-    knocker: JoinClient, headers: dict[str, str]
+    joiner: JoinClient, headers: dict[str, str]
 ) -> None:
     """1 MiB of gzip took 3.1 GiB."""
     content = gzip.compress(bytes(32 << 20)) if headers else bytes(1 << 20)
@@ -192,18 +192,18 @@ async def test_an_answer_is_small_and_not_compressed(
     def answer(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers=headers, content=body())
 
-    _asks(knocker, answer)
+    _asks(joiner, answer)
     tracemalloc.start()
     try:
         with pytest.raises(Unavailable, match="not a gateway"):
-            await knocker.exchange_proof(SEED)
+            await joiner.exchange_proof(SEED)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
 
 
 async def test_an_answer_that_never_ends_is_given_up(
-    knocker: JoinClient, monkeypatch: pytest.MonkeyPatch
+    joiner: JoinClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join_client, "_TIMEOUT_SECS", 0.05)
 
@@ -212,19 +212,19 @@ async def test_an_answer_that_never_ends_is_given_up(
             yield b" "
             await asyncio.sleep(0.001)
 
-    _asks(knocker, lambda _: httpx.Response(200, content=body()))
+    _asks(joiner, lambda _: httpx.Response(200, content=body()))
     with pytest.raises(TimeoutError):
-        await knocker.exchange_proof(SEED)
+        await joiner.exchange_proof(SEED)
 
 
 async def test_an_address_from_the_room_is_checked_before_it_is_dialled(
-    knocker: JoinClient,
+    joiner: JoinClient,
 ) -> None:
     """Any member could make others probe their own ports."""
     asked: list[httpx.Request] = []
-    knocker.transport = httpx.MockTransport(asked.append)  # type: ignore[arg-type]
+    joiner.transport = httpx.MockTransport(asked.append)  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="on this machine"):
-        await knocker.exchange_proof(Seed(URL, from_room=True))
+        await joiner.exchange_proof(Seed(URL, from_room=True))
     assert asked == []
 
 
@@ -234,9 +234,9 @@ async def test_a_redirect_leads_nowhere() -> None:
     assert connecting.process_redirect(refusal) is refusal
 
 
-async def test_nothing_is_sent_in_the_clear_to_another_machine(knocker: JoinClient) -> None:
+async def test_nothing_is_sent_in_the_clear_to_another_machine(joiner: JoinClient) -> None:
     with pytest.raises(InvalidRequest, match="without TLS"):
-        await knocker.exchange_proof(Seed("http://192.0.2.1:1"))
+        await joiner.exchange_proof(Seed("http://192.0.2.1:1"))
 
 
 async def test_a_message_of_a_dialled_peer_has_only_so_many_pieces() -> None:
