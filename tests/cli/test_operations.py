@@ -1,6 +1,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from gatepost.cli.commands.messages.trace import _print_journey
+from gatepost.gateway.api.report_views import Journey, JourneyStep
 from tests.cli.conftest import Cli
 
 
@@ -35,6 +39,14 @@ def test_status_counts_each_mailbox(cli: Cli, agent: str) -> None:
     (counts,) = [box for box in status["mailboxes"] if box["name"] == agent]
     expected = {"waiting": 1, "in_flight": 0, "dead_letters": 0, "order": "fifo"}
     assert counts == {"name": agent, **expected}
+
+
+def test_trace_does_not_wait_for_the_turn_of_a_message_that_has_left_the_journal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sent = JourneyStep(1, "ann", "sent", "m1", "message", "al", "bo", "bob")
+    _print_journey(Journey("m1", "m1", ["m1"], [sent], ended=["m1"]))
+    assert "its delivery has ended; bob knows the outcome" in capsys.readouterr().out
 
 
 def test_trace_tells_a_journey_with_its_times(cli: Cli, agent: str) -> None:

@@ -11,7 +11,7 @@ from gatepost.gateway.admin.trace_api import JourneyTracer
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.archived_messages import read_archived_journey
 from gatepost.testing import ManualClock
-from gatepost.wire import Await, Awaited
+from gatepost.wire import Ack, Await, Awaited, Dequeue
 from tests.gateway.test_archive_reader import _archive, _send_and_archive
 from tests.gateway.tools import opened
 
@@ -63,6 +63,20 @@ async def test_the_trace_of_a_pruned_message_comes_from_the_archive(
         assert journey.notes == ["events that have left the journal come from the archive"]
         with pytest.raises(UnknownMessage):
             await _tracer(operations).trace_journey(_UNKNOWN, False)
+
+
+async def test_a_message_that_has_left_the_journal_in_part_is_traced_from_its_send_on(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock, **_archive(state)) as operations:
+        first, *_ = await _send_and_archive(operations)
+        leased = await operations.perform(Dequeue(mailbox="bob"))
+        clock.advance(1_000)
+        await operations.perform(Ack(mailbox="bob", receipts=[leased.messages[0].receipt]))
+        journey = await _tracer(operations).trace_journey(first, False)
+        steps = [step.what for step in journey.steps if step.event_id == first]
+        assert [steps.count(what) for what in ("sent", "accepted", "processed")] == [1, 1, 1]
+        assert journey.ended == [first]
 
 
 async def test_a_broken_archive_is_told_and_the_rest_is_shown(

@@ -49,7 +49,13 @@ SELECT kind, from_agent, to_agent, node, NULL, reason, NULL, failed_at, 'dead_le
 FROM undelivered WHERE event_id = ?
 """
 _LOCAL = "SELECT to_agent FROM delivery WHERE event_id = ? AND node = ?"
-_IN_OUTBOX = "SELECT 1 FROM outbox WHERE event_id = ?1 OR ref_id = ?1 LIMIT 1"
+_IS_PRUNED = """
+SELECT NOT EXISTS (SELECT 1 FROM outbox WHERE event_id = ?1) AND (
+    EXISTS (SELECT 1 FROM delivery WHERE event_id = ?1)
+    OR EXISTS (SELECT 1 FROM undelivered WHERE event_id = ?1)
+    OR NOT EXISTS (SELECT 1 FROM outbox WHERE ref_id = ?1)
+)
+"""
 _INBOX = """
 SELECT source, state, mailbox, sender, at, reason FROM inbox WHERE source = ? AND event_id = ?
 """
@@ -184,9 +190,10 @@ def sent_conversation_events(tx: Tx, corr_id: str) -> list[str]:
     return [format_event_id(row[0]) for row in tx.fetch_all(_SENT_IN, (corr_id,))]
 
 
-def is_in_outbox(tx: Tx, event_id: str) -> bool:
-    """Whether our outbox still has an event, or one that refers to it."""
-    return tx.fetch_one(_IN_OUTBOX, (parse_event_id(event_id),)) is not None
+def is_pruned(tx: Tx, event_id: str) -> bool:
+    """Whether an event that we sent has left our outbox, or one of which nothing is there."""
+    ((pruned,),) = tx.fetch_all(_IS_PRUNED, (parse_event_id(event_id),))
+    return bool(pruned)
 
 
 def traced_event(tx: Tx, event_id: str) -> str:

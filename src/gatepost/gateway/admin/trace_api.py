@@ -18,7 +18,7 @@ from gatepost.delivery.frames import TraceAnswer, TraceStep
 from gatepost.delivery.links.event_trace import (
     EventTrace,
     conversation_events,
-    is_in_outbox,
+    is_pruned,
     sent_conversation_events,
     traced_event,
 )
@@ -57,7 +57,10 @@ LIMIT 1
 
 
 class LocalJourney(Struct, frozen=True):
-    """The steps found in our own journal."""
+    """The steps found in our own journal.
+
+    `ended`: the sends that the journal forgot, since their deliveries have ended.
+    """
 
     event_ids: list[str]
     corr_id: str
@@ -65,6 +68,7 @@ class LocalJourney(Struct, frozen=True):
     more: int
     is_pruned: bool = False
     notes: list[str] = []
+    ended: list[str] = []
 
 
 class PeerJourney(Struct, frozen=True):
@@ -112,6 +116,7 @@ class JourneyTracer:
             local.more,
             local.notes,
             {each.node: each.relay for each in heard if each.relay is not None},
+            local.ended,
         )
 
     async def _add_archived_steps(self, local: LocalJourney, ref: str) -> LocalJourney:
@@ -127,12 +132,11 @@ class JourneyTracer:
         notes = [] if found.complete else [f"the archive was searched for {SEARCH_SECS:g} s only"]
         if found.events:
             notes.append("events that have left the journal come from the archive")
-        steps = archived_steps(found.events)
-        known = {(step.what, step.event_id) for step in steps}
-        steps += [step for step in local.steps if (step.what, step.event_id) not in known]
+        steps = merge_steps(archived_steps(found.events), local.steps)
         ids = dict.fromkeys([*local.event_ids, *(step.event_id for step in steps)])
         corr_id = local.corr_id if local.steps else _corr_id_of(found.events)
-        return LocalJourney([*ids], corr_id, steps, local.more, notes=notes)
+        ended = [step.event_id for step in steps if step.what == "sent"]
+        return LocalJourney([*ids], corr_id, steps, local.more, notes=notes, ended=ended)
 
     def _local_journey(self, tx: Tx, ref: str, whole: bool) -> LocalJourney:
         story = EventTrace(tx, self._core.node.id)
@@ -145,7 +149,7 @@ class JourneyTracer:
             )
         corr = self._conversation_of(tx, ids[0])
         more = len(set(sent_conversation_events(tx, corr)) - {*ids})
-        return LocalJourney(ids, corr, steps, more, is_pruned=not is_in_outbox(tx, ids[0]))
+        return LocalJourney(ids, corr, steps, more, is_pruned=is_pruned(tx, ids[0]))
 
     def _event_steps(
         self, tx: Tx, story: EventTrace, ref: str
@@ -212,6 +216,18 @@ class JourneyTracer:
             return f"{end.peer} cannot ask it: {answer.problem}"
         ahead = clock_offset(asked_at, answer.now, self._core.clock.now())
         return PeerJourney(node, answer.steps, ahead, relay)
+
+
+def merge_steps(archived: list[TraceStep], local: list[TraceStep]) -> list[TraceStep]:
+    """The steps of an event that is archived, and perhaps still in the journal in part.
+
+    What is in both has the same time, and the journal tells more about it. Of a send that has left
+    the outbox, the journal knows no more than the time of the last attempt.
+    """
+    sent = {step.event_id for step in archived if step.what == "sent"}
+    kept = [step for step in local if step.what != "sent" or step.event_id not in sent]
+    known = {(step.at, step.what, step.event_id) for step in kept}
+    return [*(s for s in archived if (s.at, s.what, s.event_id) not in known), *kept]
 
 
 def _corr_id_of(found: "list[FoundEvent]") -> str:

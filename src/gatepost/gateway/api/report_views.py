@@ -30,6 +30,7 @@ class Journey(Struct, frozen=True):
     `clocks`: node → milliseconds its clock is ahead of ours, where it differs.
     `relays`: node → the relay through which it was asked.
     `notes`: sentences about where the steps come from.
+    `ended`: messages that have left the journal, which none does before its delivery has ended.
     """
 
     ref: str
@@ -41,6 +42,7 @@ class Journey(Struct, frozen=True):
     more_in_conversation: int = 0
     notes: list[str] = field(default_factory=list)
     relays: dict[str, str] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
 
 
 class IncidentView(Struct, frozen=True, rename={"class_": "class"}):

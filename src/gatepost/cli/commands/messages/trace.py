@@ -88,7 +88,7 @@ def _print_journey(journey: Journey) -> None:
     for node, ahead in journey.clocks.items():
         output.print_line(f"the clock of {node} is {ahead} ms ahead; its times are corrected")
     for step in sent.values():
-        _print_end(step, journey.steps)
+        _print_end(step, journey)
     if journey.more_in_conversation:
         output.print_hint(
             f"The conversation has more messages: gatepost trace --conversation {journey.corr_id}"
@@ -126,10 +126,15 @@ def _print_timeline(steps: list[JourneyStep], sent: Mapping[str, JourneyStep]) -
     output.print_table(("Time", "Node", "Step", "Since send"), rows)
 
 
-def _print_end(sent: JourneyStep, steps: list[JourneyStep]) -> None:
-    about = [step for step in steps if step.event_id == sent.event_id]
+def _print_end(sent: JourneyStep, journey: Journey) -> None:
+    about = [step for step in journey.steps if step.event_id == sent.event_id]
     if not any(step.what in _FINAL_STEPS for step in about):
-        output.print_line(f"{sent.to_agent}'s turn has not ended yet")
+        has_ended = sent.event_id in journey.ended
+        output.print_line(
+            f"its delivery has ended; {sent.peer or 'its owner'} knows the outcome"
+            if has_ended
+            else f"{sent.to_agent}'s turn has not ended yet"
+        )
     elif any(step.what == "turn_failed" for step in about):
         output.print_line(f"see `gatepost dlq show {sent.to_agent} {sent.event_id}`")
     elif any(step.what == "given_up" for step in about):
