@@ -41,3 +41,13 @@ def test_no_gateway_is_an_error_and_leaves_no_thread() -> None:
     with pytest.raises(Unavailable, match="gatepost up"), client:
         pass
     assert not client._thread.is_alive()
+
+
+def test_a_task_is_created_shown_and_cancelled(gateway: GatewayProcess, unique: Unique) -> None:
+    bob = unique("bob")
+    with SyncClient("alice", state_dir=gateway.state_dir) as client:
+        client.register(bob)
+        task = client.create_task("do it", to=bob)
+        assert client.show_task(task.id).state == "pending"
+        assert client.cancel_task(task.id).state == "cancelled"
+        assert client.await_task(task.id).state == "cancelled"

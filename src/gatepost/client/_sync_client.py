@@ -57,6 +57,7 @@ class BlockingCalls:
     create_tasks = _make_blocking(Client.create_tasks)
     await_task = _make_blocking(Client.await_task)
     run_task = _make_blocking(Client.run_task)
+    show_task = _make_blocking(Client.show_task)
     cancel_task = _make_blocking(Client.cancel_task)
     load_result = _make_blocking(Client.load_result)
     register = _make_blocking(Client.register)
