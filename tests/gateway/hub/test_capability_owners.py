@@ -18,6 +18,7 @@ from gatepost.room import (
     SkillRef,
     sign_admission,
 )
+from gatepost.room.records import ReviewRecord
 from gatepost.room.signed_record import SignedRecord, sign_record
 from gatepost.testing import ManualClock
 from tests.gateway.tools import opened
@@ -89,6 +90,28 @@ def routed(replica: RoomReplica, service: CapabilityService) -> str | None:
     entry = replica.core.tasks.parts.router.capabilities.get("job")
     assert entry is None or entry.eligible == (entry.owner_agent,)
     return None if entry is None else entry.owner_agent
+
+
+async def test_the_health_of_a_capability_counts_the_reviews_of_its_requesters(
+    replica: RoomReplica,
+) -> None:
+    ben = admit(replica, "ben")
+    service = await start_service(replica)
+    publish(replica, ben, "worker")
+    review = ReviewRecord(
+        capability_id="job",
+        delegation_skill_version="1",
+        executor_skill_version="1",
+        failure_class="eta_breach",
+        raised_at=1,
+    )
+    for id, found in (
+        ("a1", review),
+        ("a2", replace(review, status="resolved", settled_at=2)),
+        ("a3", replace(review, capability_id="other")),
+    ):
+        show(replica, claim(ben, "reviews", id * 16, found))
+    assert (await service.describe_health("job")).open_reviews == 1
 
 
 async def test_a_senior_edge_node_takes_no_capability_of_a_later_one(replica: RoomReplica) -> None:

@@ -59,7 +59,7 @@ _COUNT_TASKS = """
 SELECT state, count(*) FROM task
 WHERE CAST(info AS TEXT) ->> '$.capabilityId' = ? AND requester_node IS NULL GROUP BY state
 """
-_COUNT_REVIEWS = "SELECT count(*) FROM review WHERE capability_id = ? AND status = 'open'"
+_SELECT_REVIEWS = "SELECT id, status FROM review WHERE capability_id = ?"
 
 
 class CapabilityService:
@@ -288,15 +288,22 @@ class CapabilityService:
     async def describe_health(self, id: str) -> CapabilityHealth:
         shown = self.show(id)
 
-        def read(tx: Tx) -> tuple[dict[str, int], list[SkillInstall], int]:
+        def read(tx: Tx) -> tuple[dict[str, int], list[SkillInstall], dict[str, str]]:
             counts = {str(state): int(count) for state, count in tx.fetch_all(_COUNT_TASKS, (id,))}
-            ((reviews,),) = tx.fetch_all(_COUNT_REVIEWS, (id,))
             installs = list_installs(tx, id) if find_publication(tx, id) else []
-            return counts, installs, int(reviews)
+            return counts, installs, dict(tx.fetch_all(_SELECT_REVIEWS, (id,)))
 
         counts, installs, reviews = await self._core.read(read)
         views = [InstallView(*msgspec.structs.astuple(each)) for each in installs]
-        return CapabilityHealth(shown, counts, views, reviews)
+        # This gateway may know better than the room how a review ended.
+        found = list((self._reviews_elsewhere(id) | reviews).values())
+        return CapabilityHealth(shown, counts, views, found.count("open"))
+
+    def _reviews_elsewhere(self, id: str) -> dict[str, str]:
+        """The reviews of a capability in the room, where its requesters opened them."""
+        room = self._replica.room
+        found = {} if room is None else room.effective.reviews
+        return {key: each.status for key, each in found.items() if each.capability_id == id}
 
 
 def _routing_entries(found: Mapping[str, CapabilityRecords]) -> dict[str, CapabilityEntry]:
