@@ -211,5 +211,5 @@ def _task_event_ids(tables: str, rows: Sequence[Row]) -> dict[str, str]:
         return {}
     since = min(row["first_at"] for row in rows) // _HOUR_MS - 1
     wanted = (ds.field("hour") >= since) & ds.field("corr_id").isin(samples)
-    found = opened.to_pyarrow_dataset().to_table(["corr_id", "event_id"], filter=wanted)
+    found = small_tables.open_dataset(opened).to_table(["corr_id", "event_id"], filter=wanted)
     return {row["corr_id"]: format_event_id(row["event_id"]) for row in found.to_pylist()}

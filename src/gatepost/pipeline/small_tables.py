@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from gatepost.pipeline.tables.schemas import TableSpec
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from deltalake import DeltaTable
 
 Row = dict[str, Any]
@@ -18,10 +19,24 @@ def open_table(tables: str, table: TableSpec) -> "DeltaTable | None":
     return open_path(f"{tables.rstrip('/')}/{table.name}")
 
 
+def open_dataset(table: "DeltaTable") -> "ds.Dataset":
+    """The rows of a table, read by pyarrow's own filesystem.
+
+    The one of `deltalake` is written in Python. A thread of pyarrow may drop its buffers while the
+    interpreter ends, and that aborts the process after its work is done.
+    """
+    from pyarrow import fs
+
+    from gatepost.archive.storage_uri import open_filesystem
+
+    filesystem, path = open_filesystem(table.table_uri)
+    return table.to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(path, filesystem))
+
+
 def read_rows(tables: str, table: TableSpec) -> list[Row]:
     """All rows of a table without partitions, which is small."""
     opened = open_table(tables, table)
-    found: list[Row] = [] if opened is None else opened.to_pyarrow_table().to_pylist()
+    found: list[Row] = [] if opened is None else open_dataset(opened).to_table().to_pylist()
     return found
 
 
@@ -44,7 +59,7 @@ def last_written_at(table: "DeltaTable") -> int:
 def count_values(table: "DeltaTable", column: str) -> dict[str, int]:
     """Value → number of rows with it in `column`; reads a table of any size in batches."""
     found: Counter[str] = Counter()
-    for batch in table.to_pyarrow_dataset().to_batches(columns=[column]):
+    for batch in open_dataset(table).to_batches(columns=[column]):
         for value in batch.column(0).value_counts().to_pylist():
             found[value["values"]] += value["counts"]
     return dict(sorted(found.items()))
@@ -56,7 +71,7 @@ def sample_rows(table: "DeltaTable", column: str, most: int) -> list[Row]:
 
     found: list[Row] = []
     taken: Counter[str] = Counter()
-    for batch in table.to_pyarrow_dataset().to_batches():
+    for batch in open_dataset(table).to_batches():
         for value in pc.unique(batch.column(column)).to_pylist():
             if taken[value] < most:
                 rows = batch.filter(pc.equal(batch.column(column), value))
