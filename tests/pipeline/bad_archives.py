@@ -1,6 +1,7 @@
 """Archives that somebody has tampered with, each made from the same right one."""
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,43 @@ def retype_column(root: Path) -> None:
         return table.set_column(place, "kind", numbers)
 
     rewrite_segment(root, change, 2)
+
+
+def enlarge_blob(root: Path) -> None:
+    """One event, whose blob is so large that sums overflow."""
+
+    def change(table: pa.Table) -> pa.Table:
+        place = table.schema.get_field_index("blob_size")
+        sizes = pa.array([2**63 - 1] * table.num_rows, pa.int64())
+        return table.set_column(place, table.schema.field(place), sizes)
+
+    rewrite_segment(root, change, 2)
+
+
+def scramble_pages(root: Path) -> None:
+    """The node itself signs a file whose content cannot be decoded."""
+    listed = read_listed(root)
+    segment = listed.segments[2]
+    path = root / f"node={VICTIM}" / segment.path
+    content = path.read_bytes()
+    half = len(content) // 2
+    content = content[:200] + bytes(byte ^ 0x55 for byte in content[200:half]) + content[half:]
+    path.write_bytes(content)
+    changed = replace(segment, sha256=hashlib.sha256(content).hexdigest())
+    segments = (*listed.segments[:2], changed, *listed.segments[3:])
+    sign_and_write(root, replace(listed, segments=segments))
+
+
+def replace_segment_by_pipe(root: Path) -> None:
+    """Nobody ever writes to it: a reader would wait forever."""
+    delete_segment(root)
+    os.mkfifo(root / f"node={VICTIM}" / read_listed(root).segments[2].path)
+
+
+def list_impossible_date(root: Path) -> None:
+    listed = read_listed(root)
+    dated = replace(listed.segments[2], path="date=2026-13-45/x.parquet")
+    sign_and_write(root, replace(listed, segments=(*listed.segments[:2], dated)))
 
 
 def garble_manifest(root: Path) -> None:

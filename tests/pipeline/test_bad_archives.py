@@ -83,6 +83,10 @@ RUNS: dict[bad.Tampering, tuple[str, bool]] = {
     bad.damage_segment: ("the file is not the one that was archived", True),
     bad.delete_segment: ("the file is missing", True),
     bad.retype_column: ("the column kind is not that of an archive", True),
+    bad.enlarge_blob: ("the column blob_size has impossible values", True),
+    bad.scramble_pages: ("the file cannot be decoded", True),
+    bad.replace_segment_by_pipe: ("it is not a file", True),
+    bad.list_impossible_date: ("lists an impossible segment", False),
 }
 
 

@@ -1,6 +1,7 @@
 """Storage of an archive: a folder on any filesystem of pyarrow, with atomic file writes."""
 
 from pathlib import Path
+from stat import S_ISREG
 
 import pyarrow as pa
 from pyarrow import fs
@@ -43,8 +44,19 @@ class ArchiveStore:
     def full_path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
+    def is_special_file(self, name: str) -> bool:
+        """Whether this name is a folder, or a device or pipe that a reader might wait for."""
+        if not self.is_local:
+            return False
+        try:
+            return not S_ISREG(Path(self.full_path(name)).stat().st_mode)
+        except OSError:
+            return False
+
     def read_file(self, name: str) -> bytes | None:
         """The file's content; None if there is no such file."""
+        if self.is_special_file(name):
+            return None
         try:
             with self._fs.open_input_file(self.full_path(name)) as file:
                 return bytes(file.read())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 from pyarrow import fs
@@ -40,6 +41,8 @@ ROW_SCHEMA: Final = pa.schema(
 Verify = Literal["none", "sha256"]
 
 _BATCH_ROWS = 64 * 1024
+_LARGEST_BLOB: Final = 2**40
+_LARGEST_NUMBER: Final = 2**53 - 1
 _COLUMN_TYPES = dict(zip(EVENT_SCHEMA.names, EVENT_SCHEMA.types, strict=True))
 _SEGMENT_PATH = re.compile(r"date=(\d{4}-\d\d-\d\d)/[\w.-]+\.parquet")
 
@@ -76,8 +79,15 @@ class ArchiveReader:
         """The number of events in all manifests that can be read."""
         return sum(segment.rows for each in self.list_nodes() for segment in each.segments)
 
-    def find_fault(self, segment: SegmentFile) -> str | None:
-        """The reason why the file of a segment cannot be taken in; None if it is right."""
+    def find_fault(
+        self, segment: SegmentFile, columns: Collection[str], texts: Collection[str]
+    ) -> str | None:
+        """The reason why these columns cannot be taken in; None if the file is right.
+
+        `texts` are columns whose values repeat, which makes them cheap to check.
+        """
+        if self._store.is_special_file(segment.path):
+            return "it is not a file"
         try:
             with self._filesystem.open_input_file(self._file_path(segment)) as file:
                 content = file.read_buffer()
@@ -87,7 +97,9 @@ class ArchiveReader:
             return f"the file cannot be read: {error}"
         if hashlib.sha256(content).hexdigest() != segment.sha256:
             return "the file is not the one that was archived"
-        return _find_wrong_column(content, segment)
+        return _find_wrong_column(content, segment) or _find_wrong_row(
+            content, segment, columns, texts
+        )
 
     def row_times(self, segment: SegmentFile) -> Sequence[int]:
         """For each row the latest `created_at` of it and the rows before it."""
@@ -212,14 +224,51 @@ def _find_wrong_column(content: pa.Buffer, segment: SegmentFile) -> str | None:
     return None
 
 
+def _find_wrong_row(
+    content: pa.Buffer, segment: SegmentFile, columns: Collection[str], texts: Collection[str]
+) -> str | None:
+    """The first thing wrong with the values of a file, which its node may have made up."""
+    with pq.ParquetFile(pa.BufferReader(content)) as plain:
+        present = set(plain.schema_arrow.names)
+    encoded = [name for name in texts if name in present]
+    try:
+        with pq.ParquetFile(pa.BufferReader(content), read_dictionary=encoded) as file:
+            wanted = [name for name in columns if name in present]
+            for batch in file.iter_batches(ROW_GROUP, columns=wanted, use_threads=False):
+                batch.validate(full=True)
+                if (name := _find_impossible_value(batch, segment)) is not None:
+                    return f"the column {name} has impossible values"
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"the file cannot be decoded: {str(error).partition(chr(10))[0]}"
+    return None
+
+
+def _find_impossible_value(batch: pa.RecordBatch, segment: SegmentFile) -> str | None:
+    """The first column with values that no gateway writes: they would spoil the sums of others."""
+    limits = {
+        "created_at": (segment.min_created_at, segment.max_created_at),
+        "blob_size": (0, _LARGEST_BLOB),
+    }
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count and not EVENT_SCHEMA.field(name).nullable:
+            return str(name)
+        if pa.types.is_integer(column.type):
+            least, most = limits.get(name, (-_LARGEST_NUMBER, _LARGEST_NUMBER))
+            found = pc.min_max(column).as_py()
+            if found["min"] is not None and not least <= found["min"] <= found["max"] <= most:
+                return str(name)
+    return None
+
+
 def _to_segment(where: str, node: str, listed: "Listed") -> SegmentFile:
     # A manifest must not point outside its node's folder.
     match = _SEGMENT_PATH.fullmatch(listed.path)
-    if not match or listed.rows != listed.last - listed.first + 1:
+    day = _parse_day(match[1]) if match else None
+    if day is None or listed.rows != listed.last - listed.first + 1:
         raise ArchiveError(f"{where} lists an impossible segment: {listed.path!r}")
     return SegmentFile(
         node,
-        date.fromisoformat(match[1]),
+        day,
         f"node={node}/{listed.path}",
         listed.incarnation,
         listed.first,
@@ -230,6 +279,13 @@ def _to_segment(where: str, node: str, listed: "Listed") -> SegmentFile:
         listed.max_created_at,
         listed.archived_at,
     )
+
+
+def _parse_day(text: str) -> date | None:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def _slice_batches(

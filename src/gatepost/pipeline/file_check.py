@@ -5,6 +5,7 @@ from typing import Final
 
 from gatepost.pipeline.archive_reader import ArchiveReader
 from gatepost.pipeline.jobs.shares import even_share_rows, pack_shares
+from gatepost.pipeline.kernels.facts import FACT_COLUMNS, TEXT_COLUMNS
 from gatepost.pipeline.read_plan import SegmentFile
 from gatepost.pipeline.transport import RESULT_PART, PartBlock, Transport
 
@@ -19,7 +20,7 @@ def check_files(
     def check(share: list[SegmentFile]) -> Iterator[PartBlock]:
         archive = ArchiveReader(root)
         for segment in share:
-            if (reason := archive.find_fault(segment)) is not None:
+            if (reason := archive.find_fault(segment, FACT_COLUMNS, TEXT_COLUMNS)) is not None:
                 yield RESULT_PART, f"{segment.path}\n{reason}".encode()
 
     rows = sum(each.rows for each in segments)
