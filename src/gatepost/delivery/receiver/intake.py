@@ -17,7 +17,7 @@ from gatepost.delivery.receiver.acceptance import (
 )
 from gatepost.delivery.receiver.accepting import EventAcceptor
 from gatepost.delivery.receiver.answers import ReceiptAnswers
-from gatepost.delivery.receiver.held_events import FORWARDED, HeldEvents
+from gatepost.delivery.receiver.held_events import FORWARDED, HeldEvent, HeldEvents
 from gatepost.delivery.receiver.inbox_pairs import InboxPair, InboxPairs, PairKey
 from gatepost.delivery.receiver.inbox_states import (
     FINAL,
@@ -237,27 +237,28 @@ class Intake:
         pair = self.pairs.load_pair(key)
         while pair.held and (held := self.held.first_held(key)) is not None:
             if held.number > pair.next:
-                if not pair.is_next_closed():
-                    return
-                pair.advance_to(min(held.number, pair.closed + 1))
-                continue
-            if held.event_id is None:
-                if held.why == FORWARDED and held.number == pair.next:
-                    return
-                pair.advance_to(held.number + 1)
-                self.held.remove_number(key, pair, held.number)
-                continue
-            envelope = decode_event(held.body)
-            reason = self._reason_against(envelope)
-            if reason in HOLD_REASONS:
-                self.held.keep_waiting(key, held, envelope, reason)
+                may_go_on = _skip_closed_numbers(pair, held)
+            elif held.event_id is None:
+                may_go_on = _pass_empty_number(self, key, pair, held)
+            else:
+                may_go_on = self._release_event(key, pair, held)
+            if not may_go_on:
                 return
-            if pair.offered and not envelope.offer:
-                return
-            self.held.remove_number(key, pair, held.number)
-            self._accept_or_hold(key, pair, envelope, held.body)
         if not pair.held and pair.is_next_closed():
             pair.advance_to(pair.closed + 1)
+
+    def _release_event(self, key: PairKey, pair: InboxPair, held: HeldEvent) -> bool:
+        """Take the next held event of a pair, unless it still has to wait."""
+        envelope = decode_event(held.body)
+        reason = self._reason_against(envelope)
+        if reason in HOLD_REASONS:
+            self.held.keep_waiting(key, held, envelope, reason)
+            return False
+        if pair.offered and not envelope.offer:
+            return False
+        self.held.remove_number(key, pair, held.number)
+        self._accept_or_hold(key, pair, envelope, held.body)
+        return True
 
     def release_unordered(self, key: PairKey) -> None:
         """Accept the held events of a pair that have no number, as far as the mailbox has capacity.
@@ -302,14 +303,9 @@ class Intake:
             _remove_held(self, row, event_id)
         elif row.state is InboxState.OFFERED:
             self.offers.take_offer(event_id)
-            self.count_decided_offer(row.pair_key(self.source), row.pair_seq)
+            _count_decided_offer(self, row.pair_key(self.source), row.pair_seq)
         self.inbox.change_state(event_id, input)
         return row
-
-    def count_decided_offer(self, key: PairKey, number: int) -> None:
-        """An offer was confirmed or withdrawn. The offers without a number hold up no others."""
-        if number:
-            self.pairs.load_pair(key).count_offered(-1)
 
     def withdraw_and_report(
         self, event_id: bytes, input: InboxInput, reason: str
@@ -332,11 +328,34 @@ def confirm_offer(intake: Intake, event_id: bytes) -> None:
     if envelope is None:
         return
     key = pair_key(intake.source, envelope)
-    intake.count_decided_offer(key, envelope.pair_seq)
+    _count_decided_offer(intake, key, envelope.pair_seq)
     intake.acceptor.accept_confirmed(envelope)
     if envelope.pair_seq > intake.pairs.load_pair(key).next:
         intake.decisions.append(MailOvertaken(key.mailbox))
     intake.release_held(key)
+
+
+def _count_decided_offer(intake: Intake, key: PairKey, number: int) -> None:
+    """An offer was confirmed or withdrawn. The offers without a number hold up no others."""
+    if number:
+        intake.pairs.load_pair(key).count_offered(-1)
+
+
+def _skip_closed_numbers(pair: InboxPair, held: HeldEvent) -> bool:
+    """Advance over numbers that never come, up to a held one; False if the next may still come."""
+    if not pair.is_next_closed():
+        return False
+    pair.advance_to(min(held.number, pair.closed + 1))
+    return True
+
+
+def _pass_empty_number(intake: Intake, key: PairKey, pair: InboxPair, held: HeldEvent) -> bool:
+    """Go on behind a number without an event; False while its mail is forwarded and open."""
+    if held.why == FORWARDED and held.number == pair.next:
+        return False
+    pair.advance_to(held.number + 1)
+    intake.held.remove_number(key, pair, held.number)
+    return True
 
 
 def _remove_held(intake: Intake, row: InboxRow, event_id: bytes) -> None:
