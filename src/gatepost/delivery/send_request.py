@@ -1,7 +1,7 @@
 """Requests to send: their validation, their fingerprint, and what an earlier identical one made."""
 
 from hashlib import blake2b
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -29,6 +29,13 @@ INSERT INTO idempotency (agent, key, fingerprint, event_id, at) VALUES (?, ?, ?,
 _NO_TERMS = (UNSET,) * 5
 
 T = TypeVar("T")
+
+
+class UsedKey(NamedTuple):
+    """The use of an idempotency key: the fingerprint of the request, and the event it made."""
+
+    fingerprint: bytes
+    event_id: str
 
 
 def check_send(new: NewSend) -> None:
@@ -66,11 +73,11 @@ def fingerprint_send(new: NewSend, content: bytes | None = None) -> bytes:
 def find_earlier_send(tx: Tx, new: NewSend, fingerprint: bytes) -> str | None:
     """The event an earlier, identical call made; IdempotencyConflict if it was a different one."""
     if not isinstance(new.idempotency_key, UnsetType):
-        row = tx.fetch_one(_SELECT_KEY, (new.from_agent, new.idempotency_key))
-        if row is not None and row[0] != fingerprint:
+        used = find_used_key(tx, new.from_agent, new.idempotency_key)
+        if used is not None and used.fingerprint != fingerprint:
             raise IdempotencyConflict("this idempotency key was used with another message")
-        if row is not None:
-            return format_event_id(row[1])
+        if used is not None:
+            return used.event_id
     if isinstance(new.event_id, UnsetType):
         return None
     row = tx.fetch_one(_SELECT_SENT, (parse_event_id(new.event_id),))
@@ -84,8 +91,17 @@ def find_earlier_send(tx: Tx, new: NewSend, fingerprint: bytes) -> str | None:
 def remember_send(tx: Tx, new: NewSend, fingerprint: bytes, event_id: str) -> None:
     """Remember the idempotency key of a message, if it has one."""
     if not isinstance(new.idempotency_key, UnsetType):
-        id = parse_event_id(event_id)
-        tx.execute(_REMEMBER_KEY, (new.from_agent, new.idempotency_key, fingerprint, id, tx.now))
+        remember_key(tx, new.from_agent, new.idempotency_key, fingerprint, event_id)
+
+
+def find_used_key(tx: Tx, agent: str, key: str) -> UsedKey | None:
+    """The earlier use of an idempotency key by an agent, if there was one."""
+    row = tx.fetch_one(_SELECT_KEY, (agent, key))
+    return None if row is None else UsedKey(row[0], format_event_id(row[1]))
+
+
+def remember_key(tx: Tx, agent: str, key: str, fingerprint: bytes, event_id: str) -> None:
+    tx.execute(_REMEMBER_KEY, (agent, key, fingerprint, parse_event_id(event_id), tx.now))
 
 
 def choose_event_id(new: NewSend, ids: EventIdGenerator) -> str:

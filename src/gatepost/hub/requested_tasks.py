@@ -16,6 +16,7 @@ from gatepost.delivery.decisions import (
 )
 from gatepost.delivery.fanout import copy_event_id
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
+from gatepost.delivery.send_request import find_used_key, remember_key
 from gatepost.errors import Forbidden, IdempotencyConflict, InvalidRequest, WrongState
 from gatepost.events import (
     EventKind,
@@ -44,10 +45,6 @@ from gatepost.hub.tasks import (
 from gatepost.journal.transaction import Tx
 from gatepost.task_wire import NewTask
 
-_SELECT_KEY = "SELECT fingerprint, event_id FROM idempotency WHERE agent = ? AND key = ?"
-_REMEMBER_KEY = """
-INSERT INTO idempotency (agent, key, fingerprint, event_id, at) VALUES (?, ?, ?, ?, ?)
-"""
 # The event by which a task was handed on to the gateway where its agent lives now.
 _SELECT_FORWARD = """
 SELECT event_id FROM forwarded WHERE source = ? AND original = ? ORDER BY event_id DESC LIMIT 1
@@ -147,8 +144,7 @@ class RequestedTasks:
             fresh.append(NewlyRequested(task, payload, out))
             made.append(task)
         if not isinstance(new.idempotency_key, UnsetType):
-            ids = parse_event_id(made[0].id)
-            tx.execute(_REMEMBER_KEY, (*_idempotency_key(new), content.mark, ids, tx.now))
+            remember_key(tx, *_idempotency_key(new), content.mark, made[0].id)
         return made
 
     def ask_to_cancel(self, tx: Tx, task: Task, reason: str) -> None:
@@ -164,11 +160,11 @@ class RequestedTasks:
 
     def _find_earlier(self, tx: Tx, new: NewTask, content: RequestContent) -> list[Task] | None:
         if not isinstance(new.idempotency_key, UnsetType):
-            row = tx.fetch_one(_SELECT_KEY, _idempotency_key(new))
-            if row is not None and row[0] != content.mark:
+            used = find_used_key(tx, *_idempotency_key(new))
+            if used is not None and used.fingerprint != content.mark:
                 raise IdempotencyConflict("this idempotency key was used with another task")
-            if row is not None:
-                return [tasks.load_task(tx, format_event_id(row[1]))]
+            if used is not None:
+                return [tasks.load_task(tx, used.event_id)]
         if isinstance(new.task_id, UnsetType):
             return None
         task = tasks.find_task(tx, new.task_id)
