@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
 from gatepost.access.retention import prune_expired
@@ -116,39 +116,7 @@ class Peering:
         self.replica.tls_pin = tls_pin
         self._transport_services.prepare(local_url)
         await self.replica.load_room()
-        loops = self.replica.core.background
-        work = [
-            asyncio.create_task(self.replica.received.keep_saving()),
-            asyncio.create_task(self._dialer.run()),
-            asyncio.create_task(self.links.run()),
-            asyncio.create_task(self._publish_own_records()),
-            asyncio.create_task(self._ownership.run()),
-            asyncio.create_task(self._owner_changes.run()),
-            asyncio.create_task(
-                loops.repeat_forever(
-                    _REFRESH_SECS, self.secrets.share_once, "the mesh secrets were not passed on"
-                )
-            ),
-            asyncio.create_task(
-                loops.repeat_forever(
-                    _REFRESH_SECS,
-                    self._descriptors.publish_once,
-                    "the descriptor of the mesh was not published",
-                )
-            ),
-            asyncio.create_task(
-                loops.repeat_forever(
-                    _SWEEP_CHECK_SECS,
-                    self._room_coordinator.sweep_when_due,
-                    "the room was not swept",
-                )
-            ),
-            asyncio.create_task(
-                loops.repeat_forever(
-                    _PRUNE_SECS, self._prune_expired, "deleting expired rows failed"
-                )
-            ),
-        ]
+        work = [asyncio.create_task(each) for each in self._background_work()]
         try:
             async with self._run_mesh():
                 yield
@@ -156,6 +124,21 @@ class Peering:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
+
+    def _background_work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        repeat = self.replica.core.background.repeat_forever
+        share, publish = self.secrets.share_once, self._descriptors.publish_once
+        sweep = self._room_coordinator.sweep_when_due
+        yield self.replica.received.keep_saving()
+        yield self._dialer.run()
+        yield self.links.run()
+        yield self._publish_own_records()
+        yield self._ownership.run()
+        yield self._owner_changes.run()
+        yield repeat(_REFRESH_SECS, share, "the mesh secrets were not passed on")
+        yield repeat(_REFRESH_SECS, publish, "the descriptor of the mesh was not published")
+        yield repeat(_SWEEP_CHECK_SECS, sweep, "the room was not swept")
+        yield repeat(_PRUNE_SECS, self._prune_expired, "deleting expired rows failed")
 
     @contextlib.asynccontextmanager
     async def _run_mesh(self) -> AsyncIterator[None]:
