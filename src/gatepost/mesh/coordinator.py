@@ -227,7 +227,7 @@ class MeshCoordinator:
             rank = _rank_of(owner) if owner is not None and counts else None
         else:
             due = peer.reported_at is None or now - peer.reported_at >= self.timers.takeover_ms
-            if not due or not self.election.is_news(term):
+            if not due or not self.election.is_new_term(term):
                 return []
             peer.reported_at, rank = now, None
         if self.election.hear_report(term, rank, now):

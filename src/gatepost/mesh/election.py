@@ -99,7 +99,7 @@ class Election:
             self._step_down(now)
         return True
 
-    def is_news(self, term: Term) -> bool:
+    def is_new_term(self, term: Term) -> bool:
         """Whether this term is later than all known ones, or contests that of this publisher."""
         if self.is_publisher and self.honoured is not None:
             return term.counter >= self.honoured.counter and term != self.honoured

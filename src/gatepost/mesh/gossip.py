@@ -13,7 +13,7 @@ _ENTRY_OVERHEAD = 64
 
 
 def choose_gossip(peers: Iterable[MeshPeer], name_bytes: int) -> tuple[KnownPeer, ...]:
-    """The peers to name now: those first that were named least, so news travels at once.
+    """The peers to name now: those first that were named least, so that a change travels at once.
 
     The names of sender, receiver and publisher take `name_bytes` of the datagram.
     """

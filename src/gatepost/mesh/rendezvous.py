@@ -116,8 +116,8 @@ def find_descriptor(room: SharedRoom, publisher: str | None, now: int) -> Signed
 
 
 def _descriptor_of(room: SharedRoom, member: RoomMember, now: int) -> SignedRecord | None:
-    place = (DESCRIPTOR_MAP, claim_key("descriptor", member.id), member.public_key)
-    signed = room.document.record_at(place)
+    slot_key = (DESCRIPTOR_MAP, claim_key("descriptor", member.id), member.public_key)
+    signed = room.document.record_at(slot_key)
     if signed is None or not isinstance(signed.data, DescriptorRecord):
         return None
     return signed if signed.data.issued_at - _SKEW_MS <= now < signed.data.expires_at else None

@@ -48,8 +48,8 @@ class RoomDocument:
     def __iter__(self) -> Iterator[SignedRecord]:
         return iter(self._slots.values())
 
-    def record_at(self, place: SlotKey) -> SignedRecord | None:
-        return self._slots.get(place)
+    def record_at(self, slot_key: SlotKey) -> SignedRecord | None:
+        return self._slots.get(slot_key)
 
     def is_newer(self, signed: SignedRecord) -> bool:
         known = self._slots.get(signed.slot_key)
@@ -75,8 +75,8 @@ class RoomDocument:
 
     def matching_record(self, item: YjsItem) -> SignedRecord | None:
         """The stored record, if `item` holds exactly the same text and signature; else None."""
-        place = self._slot_keys.get(item.client)
-        known = self._slots[place] if place else None
+        slot_key = self._slot_keys.get(item.client)
+        known = self._slots[slot_key] if slot_key else None
         if known is None or (known.text, known.signature) != (item.record, item.signature):
             return None
         return known
@@ -95,7 +95,7 @@ class RoomDocument:
         )
 
     def check_deletes(
-        self, deletes: Iterable[DeletedRange], news: Collection[SignedRecord]
+        self, deletes: Iterable[DeletedRange], added: Collection[SignedRecord]
     ) -> None:
         """Raise RoomViolation if a delete covers the latest version of a visible slot.
 
@@ -103,9 +103,9 @@ class RoomDocument:
         the latest version of a slot that shares its key with another one, because Yjs shows only
         one of the two.
         """
-        places = {self.yjs_client(signed.slot_key): signed.slot_key for signed in news}
-        tops = dict.fromkeys(places, -1)
-        for signed in news:
+        slot_keys = {self.yjs_client(signed.slot_key): signed.slot_key for signed in added}
+        tops = dict.fromkeys(slot_keys, -1)
+        for signed in added:
             client = self.yjs_client(signed.slot_key)
             tops[client] = max(tops[client], signed.version - 1)
         deleted = {
@@ -113,15 +113,15 @@ class RoomDocument:
             for client, clock, length in deletes
             if clock <= max(tops.get(client, -1), self._latest_clock(client)) < clock + length
         }
-        if deleted and deleted & _visible_clients(deleted, self._slot_keys | places):
+        if deleted and deleted & _visible_clients(deleted, self._slot_keys | slot_keys):
             raise RoomViolation("records are not deleted; write a tombstone", rule="deleted")
 
-    def yjs_client(self, place: SlotKey) -> int:
-        return self._clients.get(place) or self._derive_client(place)
+    def yjs_client(self, slot_key: SlotKey) -> int:
+        return self._clients.get(slot_key) or self._derive_client(slot_key)
 
     def slot_clocks(self) -> list[tuple[int, int]]:
         """The state vector: (client, next clock) of every slot."""
-        return [(self._clients[place], s.version) for place, s in self._slots.items()]
+        return [(self._clients[slot_key], s.version) for slot_key, s in self._slots.items()]
 
     def clients(self) -> Collection[int]:
         """The Yjs clients of all slots."""
@@ -131,27 +131,27 @@ class RoomDocument:
         """The records that a document with this state vector lacks."""
         return [
             signed
-            for place, signed in self._slots.items()
-            if signed.version > clocks.get(self._clients[place], 0)
+            for slot_key, signed in self._slots.items()
+            if signed.version > clocks.get(self._clients[slot_key], 0)
         ]
 
     def encode_updates(self, records: Iterable[SignedRecord]) -> Iterator[bytes]:
         """Encode the records as one or more updates of about CHUNK_BYTES each."""
         return encode_in_chunks(map(self._as_slot, records), CHUNK_BYTES)
 
-    def _open_slot(self, place: SlotKey) -> None:
-        client = self._derive_client(place)
-        self._clients[place] = client
-        self._slot_keys[client] = place
+    def _open_slot(self, slot_key: SlotKey) -> None:
+        client = self._derive_client(slot_key)
+        self._clients[slot_key] = client
+        self._slot_keys[client] = slot_key
 
-    def _derive_client(self, place: SlotKey) -> int:
-        names = (name.encode() for name in (self.room_id, *place[:2]))
-        digest = sha256(frame_parts("gatepost/slot/1", *names, place[2])).digest()
+    def _derive_client(self, slot_key: SlotKey) -> int:
+        names = (name.encode() for name in (self.room_id, *slot_key[:2]))
+        digest = sha256(frame_parts("gatepost/slot/1", *names, slot_key[2])).digest()
         return int.from_bytes(digest[:8], "big") & MAX_UINT
 
     def _latest_clock(self, client: int) -> int:
-        place = self._slot_keys.get(client)
-        return -1 if place is None else self._slots[place].version - 1
+        slot_key = self._slot_keys.get(client)
+        return -1 if slot_key is None else self._slots[slot_key].version - 1
 
     def _as_slot(self, signed: SignedRecord) -> RecordSlot:
         client = self.yjs_client(signed.slot_key)
@@ -159,11 +159,11 @@ class RoomDocument:
         return RecordSlot(client, signed.version, *where, signed.text, signed.signature)
 
 
-def _visible_clients(clients: set[int], places: dict[int, SlotKey]) -> set[int]:
+def _visible_clients(clients: set[int], slot_keys: dict[int, SlotKey]) -> set[int]:
     """The clients that Yjs shows at the keys of `clients`: the greatest id at each key."""
-    keys = {places[client][:2] for client in clients}
+    keys = {slot_keys[client][:2] for client in clients}
     greatest: dict[tuple[str, str], int] = {}
-    for client, (map, key, _) in places.items() if keys else ():
+    for client, (map, key, _) in slot_keys.items() if keys else ():
         if (map, key) in keys:
             greatest[map, key] = max(client, greatest.get((map, key), 0))
     return set(greatest.values())

@@ -53,8 +53,8 @@ class RecordDrafter:
 
         A mere heartbeat within HEARTBEAT_INTERVAL_MS of the last version counts as no change.
         """
-        place = (map, key, self.author.key.public)
-        known = self._latest_version(place)
+        slot_key = (map, key, self.author.key.public)
+        known = self._latest_version(slot_key)
         if (data is None and known is None) or (known is not None and known.data == data):
             return None
         if (
@@ -64,21 +64,21 @@ class RecordDrafter:
             and known.at <= now < known.at + HEARTBEAT_INTERVAL_MS
         ):
             return None
-        return self._sign_draft(place, known, data, now)
+        return self._sign_draft(slot_key, known, data, now)
 
-    def _latest_version(self, place: SlotKey) -> SignedRecord | None:
-        known, draft = self._document.record_at(place), self._drafts.get(place)
+    def _latest_version(self, slot_key: SlotKey) -> SignedRecord | None:
+        known, draft = self._document.record_at(slot_key), self._drafts.get(slot_key)
         return max((s for s in (known, draft) if s), key=lambda s: s.version_order, default=None)
 
     def _sign_draft(
-        self, place: SlotKey, known: SignedRecord | None, data: RoomRecord | None, now: int
+        self, slot_key: SlotKey, known: SignedRecord | None, data: RoomRecord | None, now: int
     ) -> SignedRecord:
         base = known.version if known else 0
-        has_leapt = place in self._drafts or (known and known.at >= self.leap.restored_at)
+        has_leapt = slot_key in self._drafts or (known and known.at >= self.leap.restored_at)
         leap = 0 if has_leapt else self.leap.size
-        signed = sign_record(self.author, *place[:2], base + 1 + leap, now, data)
+        signed = sign_record(self.author, *slot_key[:2], base + 1 + leap, now, data)
         self._check_draft(signed)
-        self._drafts[place] = signed
+        self._drafts[slot_key] = signed
         return signed
 
     def _check_draft(self, signed: SignedRecord) -> None:

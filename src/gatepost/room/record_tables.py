@@ -43,8 +43,8 @@ ChooseRecord = Callable[[str, list[SignedRecord]], T | None]
 class RecordTable(Generic[T]):
     """One map: all records by subject, and the result chosen for each subject."""
 
-    def __init__(self, judge: ChooseRecord[T]) -> None:
-        self._choose = judge
+    def __init__(self, choose: ChooseRecord[T]) -> None:
+        self._choose = choose
         self.records: dict[str, dict[tuple[str, bytes], SignedRecord]] = defaultdict(dict)
         self.chosen: dict[str, T] = {}
         self.stale_ids: set[str] = set()

@@ -134,7 +134,7 @@ def _read_struct(reader: Lib0Reader, client: int, clock: int, items: list[YjsIte
     kind = info & _KIND
     if kind in (_GC, _SKIP):
         return reader.read_uint()
-    place = _read_map_key(reader, info)
+    map_key = _read_map_key(reader, info)
     if kind == _DELETED:
         return reader.read_uint()
     if kind != _ANY:
@@ -142,7 +142,7 @@ def _read_struct(reader: Lib0Reader, client: int, clock: int, items: list[YjsIte
             f"content of kind {kind}; a key of this room holds one plain value", rule="content"
         )
     count = reader.read_count(MAX_STRUCTS)
-    items += [YjsItem(client, clock + i, place, *_read_signed(reader)) for i in range(count)]
+    items += [YjsItem(client, clock + i, map_key, *_read_signed(reader)) for i in range(count)]
     return count
 
 
@@ -198,12 +198,12 @@ def _join_blocks(blocks: list[bytes]) -> bytes:
 
 
 def _encode_block(slot: RecordSlot) -> bytes:
-    place = b"\x01" + lib0.encode_text(slot.map) + lib0.encode_text(slot.key)
+    map_key = b"\x01" + lib0.encode_text(slot.map) + lib0.encode_text(slot.key)
     content = _encode_content(slot)
     client = lib0.encode_uint(slot.client)
     if slot.version == 1:
-        return b"\x01" + client + b"\x00" + bytes((_ANY | _HAS_KEY,)) + place + content
-    deleted = bytes((_DELETED | _HAS_KEY,)) + place + lib0.encode_uint(slot.version - 1)
+        return b"\x01" + client + b"\x00" + bytes((_ANY | _HAS_KEY,)) + map_key + content
+    deleted = bytes((_DELETED | _HAS_KEY,)) + map_key + lib0.encode_uint(slot.version - 1)
     left = client + lib0.encode_uint(slot.version - 2)
     latest = bytes((_ANY | _HAS_KEY | _HAS_LEFT,)) + left + content
     return b"\x02" + client + b"\x00" + deleted + latest

@@ -237,7 +237,7 @@ class MeshService:
         if claim is not None and self.node is not None and claim.term.counter > 0:
             term = Term(claim.term.counter, claim.term.node)
             election = self.node.coordinator.election
-            if election.is_news(term):
+            if election.is_new_term(term):
                 election.hear_report(term, None, self._now().steady_ms)
 
     def _receive(self, datagram: bytes, source: str) -> bool:

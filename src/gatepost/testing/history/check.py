@@ -102,9 +102,9 @@ def _check_order(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
             passed_on = (history.source, history.id) in mesh.journals[said.node].forwarded
             is_turn = said.outcome == "ok" and history.id in mesh.acked[said.node] and not passed_on
             if is_turn and first.pair_seq:
-                place = (mesh.time_on_disk(said.node, said.event), said.event.seq, said.node)
+                ended_at = (mesh.time_on_disk(said.node, said.event), said.event.seq, said.node)
                 key = (origin.source, first.source_agent_id, first.to_agent_id)
-                pairs[key].append((*place, first.pair_seq, origin.id))
+                pairs[key].append((*ended_at, first.pair_seq, origin.id))
     for (source, sender, target), ended in pairs.items():
         highest = 0
         for at, _, node, number, id in sorted(ended):

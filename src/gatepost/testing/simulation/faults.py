@@ -143,10 +143,10 @@ def _restart_gateway(mesh: SimulatedMesh, gateway: SimulatedGateway) -> None:
 
 def move_agent(mesh: SimulatedMesh, random: Random) -> None:
     """An agent without standbys moves, and some gateways learn of it late."""
-    name, places = _pick_movable_agent(mesh, random)
-    if not places:
+    name, homes = _pick_movable_agent(mesh, random)
+    if not homes:
         return
-    to = random.choice(places)
+    to = random.choice(homes)
     old = mesh.room.owner_of(name)
     late = random.choice(list(mesh.gateways))
     mesh.room.slow[late] = random.randint(100, 5_000)
@@ -162,8 +162,8 @@ def crowd(mesh: SimulatedMesh, random: Random) -> None:
     gateway.agents.max_agents = 0
     mesh.trace(gateway.id, "has as many agents as fit")
     mesh.loop.call_after(random.randint(500, 8_000), partial(make_room, gateway))
-    name, places = _pick_movable_agent(mesh, random)
-    if gateway.id in places:
+    name, homes = _pick_movable_agent(mesh, random)
+    if gateway.id in homes:
         mesh.move_agent(name, gateway.id)
 
 
@@ -179,9 +179,9 @@ def _pick_movable_agent(mesh: SimulatedMesh, random: Random) -> tuple[str, list[
 
 def round_trip(mesh: SimulatedMesh, random: Random) -> None:
     """An agent with waiting mail moves away and back, under load."""
-    name, places = _pick_movable_agent(mesh, random)
-    home = mesh.room.owner_of(name) if places else ""
-    if home not in places:
+    name, homes = _pick_movable_agent(mesh, random)
+    home = mesh.room.owner_of(name) if homes else ""
+    if home not in homes:
         return
     for consumer in (agent for (_, held), agent in mesh.agents.items() if held == name):
         consumer.paused = True
@@ -192,7 +192,7 @@ def round_trip(mesh: SimulatedMesh, random: Random) -> None:
             mesh.loop.call_after(wait, partial(mesh.send, sender, name))
         if mesh.has_tasks:
             mesh.loop.call_after(0, partial(mesh.tasks.create_task, sender, name))
-    stops = [random.choice(places) for _ in range(random.randint(1, 3))]
+    stops = [random.choice(homes) for _ in range(random.randint(1, 3))]
     for number, to in enumerate([*stops, home], 1):
         mesh.loop.call_after(number * 1_000, partial(_move_if_alive, mesh, name, to))
 
@@ -248,11 +248,11 @@ def omission(mesh: SimulatedMesh, random: Random) -> None:
 
     def leave_out(data: bytes) -> bytes | None:
         kinds = _event_kinds(data)
-        places = [place for place, kind in enumerate(kinds) if any_kind or kind in _SAID_ONCE]
-        if not places:
+        indexes = [index for index, kind in enumerate(kinds) if any_kind or kind in _SAID_ONCE]
+        if not indexes:
             return data
         mesh.omitted.add((a, b))
-        return leave_out_event(data, random.choice(places))
+        return leave_out_event(data, random.choice(indexes))
 
     _tamper_once(mesh, (a, b), leave_out, f"an event from {a} to {b} is left out")
 
@@ -271,10 +271,10 @@ def relay_omission(mesh: SimulatedMesh, random: Random) -> None:
         frame = decode_frame(data)
         if not is_relayed(frame):
             return data
-        place = random.randrange(len(frame.events))
-        mesh.observer.expect_event(reader, frame.source, decode_event(frame.events[place]).seq)
+        index = random.randrange(len(frame.events))
+        mesh.observer.expect_event(reader, frame.source, decode_event(frame.events[index]).seq)
         mesh.omitted.add((relay, reader))
-        return leave_out_event(data, place)
+        return leave_out_event(data, index)
 
     _tamper_once(mesh, (relay, reader), leave_out, f"{relay} leaves out an event for {reader}")
 

@@ -285,11 +285,11 @@ class SimulatedLinks:
             end.close()
 
 
-def leave_out_event(data: bytes, place: int) -> bytes:
+def leave_out_event(data: bytes, index: int) -> bytes:
     """The same frame without one of its events, as an emitter that cheats would send it."""
     frame = decode_frame(data)
     if not isinstance(frame, EventsFrame):
         return data
     events = list(frame.events)
-    del events[place]
+    del events[index]
     return encode_frame(msgspec.structs.replace(frame, events=events))
