@@ -27,7 +27,7 @@ _SETTINGS: dict[str, object] = {
     "mesh__grace_secs": _TIMERS.grace_ms / 1000,
     **QUIET_SETTINGS,
 }
-_PATIENCE_SECS = 120.0
+_TIMEOUT_SECS = 120.0
 _LOOK_SECS = 0.01
 
 
@@ -84,9 +84,9 @@ class TakeoverMesh:
 
 
 def _wait_for(find: Callable[[], str | None], failure: str) -> str:
-    deadline = time.monotonic() + _PATIENCE_SECS
+    deadline = time.monotonic() + _TIMEOUT_SECS
     while (found := find()) is None:
         if time.monotonic() > deadline:
-            raise BenchFailed(f"{failure} within {_PATIENCE_SECS:.0f} s")
+            raise BenchFailed(f"{failure} within {_TIMEOUT_SECS:.0f} s")
         time.sleep(_LOOK_SECS)
     return found

@@ -31,7 +31,7 @@ _WORK = (
 )
 _COMMAND = (sys.executable, "-S", "-c", _WORK)
 _IDLE_COMMAND = (sys.executable, "-S", "-c", "import time; time.sleep(3600)")
-_PATIENCE = 600.0
+_TIMEOUT_SECS = 600.0
 _TURNS = 4
 
 
@@ -141,7 +141,7 @@ async def _measure_idle_sessions(client: Client, gateway: GatewayProcess, count:
 
 
 async def _wait_until_running(client: Client, id: str) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT_SECS
     while (await client.show_task(id)).state != "running":
         if time.monotonic() > deadline:
             raise BenchFailed(f"task {id} did not begin")
@@ -190,8 +190,8 @@ async def _wait_until_known(client: Client, agent: str) -> None:
 
 
 async def _run_task(client: Client, agent: str, ended: list[TaskView]) -> None:
-    created = await client.create_task("bench", to=agent, timeout=_PATIENCE)
-    task = await client.await_task(created.id, timeout=_PATIENCE)
+    created = await client.create_task("bench", to=agent, timeout=_TIMEOUT_SECS)
+    task = await client.await_task(created.id, timeout=_TIMEOUT_SECS)
     if task.state != "completed":
         raise BenchFailed(f"task {task.id} {task.state}: {task.error}")
     ended.append(task)

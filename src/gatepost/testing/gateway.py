@@ -14,7 +14,7 @@ from typing import IO, Any, ClassVar, Protocol, Self
 
 from gatepost.errors import Unavailable
 
-_PATIENCE = 20.0
+_TIMEOUT_SECS = 20.0
 
 
 class StartedProcess(Protocol):
@@ -105,7 +105,7 @@ class GatewayProcess:
             self._process = self.launch(arguments, self._environment(), log)
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT_SECS
         while not self._ready():
             if self._running().poll() is not None:
                 raise Unavailable(f"the gateway ended at its start:\n{self.log.read_text()}")
@@ -154,7 +154,7 @@ class GatewayProcess:
 
     def _reap(self) -> int:
         process, self._process = self._running(), None
-        status = process.wait(timeout=_PATIENCE)
+        status = process.wait(timeout=_TIMEOUT_SECS)
         process.stdin.close()
         return status
 

@@ -25,7 +25,7 @@ from gatepost.testing.hostile.identity import HostileIdentity
 
 AnyLinkFrame = TypeVar("AnyLinkFrame", bound=LinkFrame)
 
-_PATIENCE = 20.0
+_TIMEOUT_SECS = 20.0
 
 
 class HostileConnection:
@@ -97,7 +97,7 @@ class HostileConnection:
         self.send_frame(outbox.events_frame(self._sent_events, self.host))
         self._sent_events = outbox.head
 
-    def deliver(self, timeout: float = _PATIENCE) -> None:
+    def deliver(self, timeout: float = _TIMEOUT_SECS) -> None:
         """Send the new events, and wait until the gateway has stored them."""
         self.send_events()
         while self.receive_frame(TakenFrame, timeout).upto < self._sent_events:
@@ -105,11 +105,13 @@ class HostileConnection:
 
     # -- reading
 
-    def receive_message(self, timeout: float = _PATIENCE) -> bytes:
+    def receive_message(self, timeout: float = _TIMEOUT_SECS) -> bytes:
         message = self.socket.recv(timeout=timeout)
         return message if isinstance(message, bytes) else message.encode()
 
-    def receive_frame(self, kind: type[AnyLinkFrame], timeout: float = _PATIENCE) -> AnyLinkFrame:
+    def receive_frame(
+        self, kind: type[AnyLinkFrame], timeout: float = _TIMEOUT_SECS
+    ) -> AnyLinkFrame:
         """The next frame of this kind. Everything before it is dropped."""
         deadline = time.monotonic() + timeout
         while True:
@@ -139,7 +141,7 @@ class HostileConnection:
         with contextlib.suppress(ConnectionClosed):
             self.read_room()
 
-    def wait_for_close(self, timeout: float = _PATIENCE) -> tuple[int, str]:
+    def wait_for_close(self, timeout: float = _TIMEOUT_SECS) -> tuple[int, str]:
         """Read until the gateway hangs up; return its close code and reason."""
         deadline = time.monotonic() + timeout
         try:

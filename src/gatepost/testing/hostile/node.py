@@ -1,4 +1,4 @@
-"""The hostile node at the door of a real gateway: exchange, ticket, WebSocket."""
+"""The hostile node that joins a real gateway: exchange, ticket, WebSocket."""
 
 from typing import Any
 
