@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _LOCATIONS_GROUP = Group("Where", sort_key=90)
+_QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 TablesOption = Annotated[
     str | None,
@@ -162,11 +163,28 @@ def open_spark(
     from gatepost.pipeline.progress_bar import show_progress
 
     with ExitStack() as stack:
+        stack.enter_context(_silence_query_loggers())
         session = spark_session(master, conf=conf, brief=brief, keep_classes=keep_classes)
         spark = _start_uninterrupted(lambda: stack.enter_context(session))
         if not options.json and not is_connect(spark):
             stack.enter_context(show_progress(spark, label))
         yield spark
+
+
+@contextmanager
+def _silence_query_loggers() -> "Iterator[None]":
+    """Keep PySpark from printing a stack trace for an error that is then told in a sentence."""
+    from pyspark.logger import PySparkLogger
+
+    loggers = [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 def _start_uninterrupted(start: "Callable[[], SparkSession]") -> "SparkSession":
