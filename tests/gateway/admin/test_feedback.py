@@ -232,6 +232,33 @@ def test_incidents_are_seen_and_resolved_at_every_gateway(
         assert missing.json()["code"] == "not_found"
 
 
+def test_an_edge_gateway_refuses_to_settle_what_was_posted_to_another(
+    host: Gateway, pipeline: httpx.Client, tmp_path: Path
+) -> None:
+    now = int(time.time() * 1000)
+    pipeline.post("/v1/incidents", json=[incident("for-host", raisedAt=now)])
+    pipeline.post("/v1/reviews", json=[review("for-host")])
+    with Gateway(tmp_path, "edge") as edge:
+        edge.join(host, tier="edge")
+        wait_until(lambda: "for-host" in [each["id"] for each in edge.call("GET", "/reviews")])
+        with client(edge) as http:
+            body = {"id": "pipeline:for-host"}
+            wait_until(lambda: http.get("/v1/incidents").json()["incidents"])
+            for path, sent in (("incidents/resolve", body), ("reviews/for-host/resolve", {})):
+                refused = http.post(f"/v1/{path}", json=sent)
+                assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+                assert "on a backbone node" in refused.json()["message"]
+        assert {each["status"] for each in edge.call("GET", "/reviews?status=open")} == {"open"}
+
+
+@pytest.mark.parametrize("path", ["incidents", "reviews", "eta-advice"])
+def test_an_unknown_field_of_a_report_is_named(pipeline: httpx.Client, path: str) -> None:
+    entries = {"incidents": incident("x"), "reviews": review("x"), "eta-advice": advice(NOW, 1)}
+    refused = pipeline.post(f"/v1/{path}", json=[entries[path] | {"foo": 1}])
+    assert refused.status_code == 400
+    assert "unknown field `foo`" in refused.json()["message"]
+
+
 def test_advice_is_seen_at_every_gateway(
     host: Gateway, far: Gateway, pipeline: httpx.Client
 ) -> None:

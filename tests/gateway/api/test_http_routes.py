@@ -375,6 +375,13 @@ def test_a_wait_must_be_a_sane_number(http: httpx.Client, wait: str) -> None:
     _refused(answer, 400, "invalid_request")
 
 
+def test_registering_takes_query_parameters_and_no_body(http: httpx.Client, box: str) -> None:
+    refused = http.put(f"/v1/agents/{box}", json={"order": "none"})
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+    assert "as query parameters" in refused.json()["message"]
+    assert _ok(http.put(f"/v1/agents/{box}?order=none", json={}))["id"] == box
+
+
 def test_agents_are_registered_listed_and_removed(http: httpx.Client, box: str) -> None:
     assert _ok(http.put(f"/v1/agents/{box}"))["id"] == box
     assert box in [agent["id"] for agent in _ok(http.get("/v1/agents"))]

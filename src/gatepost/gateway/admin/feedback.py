@@ -125,7 +125,7 @@ _INCIDENT_JSON_NAMES = {"class_": "class", "raised_at": "raisedAt", "corr_ids": 
 PostedReport = TypeVar("PostedReport", IncidentView, ReviewView)
 
 
-class NewIncident(Struct, frozen=True, rename=_INCIDENT_JSON_NAMES):
+class NewIncident(Struct, frozen=True, rename=_INCIDENT_JSON_NAMES, forbid_unknown_fields=True):
     """An incident posted by the pipeline. The same `id` again is the same incident."""
 
     id: IncidentId
@@ -136,7 +136,7 @@ class NewIncident(Struct, frozen=True, rename=_INCIDENT_JSON_NAMES):
     corr_ids: CorrIds = field(default_factory=list)
 
 
-class NewReview(Struct, frozen=True, rename="camel"):
+class NewReview(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """A review posted by the pipeline. Posted again, count and samples change, not its status."""
 
     id: ReviewId
@@ -150,7 +150,7 @@ class NewReview(Struct, frozen=True, rename="camel"):
     event_ids: EventIds = field(default_factory=list)
 
 
-class NewEtaAdvice(Struct, frozen=True, rename="camel"):
+class NewEtaAdvice(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     capability_id: AgentId
     p50_secs: DurationSecs
     p95_secs: DurationSecs
@@ -216,6 +216,7 @@ class Feedback:
 
     async def resolve_incident(self, id: str, note: str, actor: str) -> IncidentView:
         """Resolve an incident of this gateway, or one that was posted to another."""
+        self._room.check_incident_decision(id)
         elsewhere = self._room.incidents().get(id)
 
         def resolve(tx: Tx) -> IncidentView:
@@ -271,6 +272,7 @@ class Feedback:
         self, id: str, status: ReviewStatus, note: str, actor: str
     ) -> ReviewView:
         """Close a review of this gateway, or one that was posted to another."""
+        self._room.check_review_decision(id)
         elsewhere = self._room.reviews().get(id)
 
         def close(tx: Tx) -> ReviewView:

@@ -1,8 +1,8 @@
 """Incidents, reviews and ETA advice in the room: ours are published, and all are shown.
 
-The room holds them without their details. Every gateway may settle a review or an incident that
-was posted to another one: it writes a settled claim of its own, and the gateway that holds the
-details follows.
+The room holds them without their details. A backbone gateway may settle a review or an incident
+that was posted to another one: it writes a settled claim of its own, and the gateway that holds the
+details follows. An edge gateway settles those that were posted to it alone.
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gatepost.errors import Forbidden
 from gatepost.gateway.api.report_views import EtaAdviceView, IncidentView, ReviewView
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.room import (
@@ -23,7 +24,8 @@ from gatepost.room import (
     SharedRoom,
     claim_key,
 )
-from gatepost.room.records import REFERENCE_PATTERN
+from gatepost.room.records import REFERENCE_PATTERN, key_subject
+from gatepost.room.roles import Act
 
 # Maximum number of samples of a record, and of own records in each of the maps. A node needs keys
 # for other records too.
@@ -65,6 +67,26 @@ class RoomFeedback:
         room = self._room
         found = {} if room is None else room.effective.delivery
         return {node: dict(d.incident_counts) for node, d in found.items() if d.incident_counts}
+
+    # -- decisions
+
+    def check_review_decision(self, id: str) -> None:
+        self._check_decision("reviews", id)
+
+    def check_incident_decision(self, id: str) -> None:
+        self._check_decision("incidents", incident_key(id))
+
+    def _check_decision(self, map: str, subject: str) -> None:
+        """Refuse to settle a report that our claim would not settle in the room."""
+        own = None if self._room is None else self._room.effective.nodes.get(self._node.id)
+        if self._room is None or own is None or own.may(Act.SETTLE_ANY_REPORT):
+            return
+        claims = (s for s in self._room.document if s.map == map and key_subject(s.key) == subject)
+        if any(claim.public_key != self._node.key.public for claim in claims):
+            raise Forbidden(
+                "an edge node cannot settle what was posted to another gateway: run this on a"
+                " backbone node, see `gatepost nodes`"
+            )
 
     # -- publishing
 

@@ -12,7 +12,7 @@ from litestar.response import Stream
 from msgspec import Struct, field
 
 from gatepost.delivery.sent_messages import is_reached
-from gatepost.errors import Unavailable, UnknownBlob, UnknownMessage
+from gatepost.errors import InvalidRequest, Unavailable, UnknownBlob, UnknownMessage
 from gatepost.events import Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.api.blob_upload import BlobUploads
 from gatepost.gateway.api.operations import Operations, operation_weight
@@ -309,11 +309,16 @@ def _agent_routes(operations: Operations) -> list[Any]:
     @put("/agents/{agent:str}", summary="Register an agent")
     async def register(
         agent: PathName,
+        request: AnyRequest,
         standby: FromQuery[bool] = False,
         role: FromQuery[AgentRole | None] = None,
         order: FromQuery[Literal["fifo", "none"] | None] = None,
     ) -> AgentInfo:
         name = check_agent_id(agent)
+        if await request.body() not in (b"", b"{}", b"null"):
+            raise InvalidRequest(
+                "give `standby`, `role` and `order` as query parameters, not in a body"
+            )
         await operations.perform(Register(agent=name, standby=standby, role=role, order=order))
         found = await core.read(lambda tx: core.agents.get(tx, name))
         return core.delivery.transfers.describe_agent(found)
