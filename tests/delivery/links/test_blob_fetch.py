@@ -291,6 +291,21 @@ def test_trying_again_has_an_end(post: Post) -> None:
     assert sent not in b.mail()
 
 
+def test_a_source_that_is_asked_through_relays_hears_that_its_event_is_held(
+    tmp_path: Path,
+) -> None:
+    post = Post(tmp_path, "a", "b", "r", "s", relays=("r", "s"))
+    for relay in "rs":
+        post.link("a", relay)
+        post.link("b", relay)
+    post.flow()
+    sent, digest = post.send(post.mesh["a"], post.mesh["b"], 100)
+    post.disks["a"].store.delete(digest)
+    post.flow()
+    signals = [e.ref_event_id for e in post.mesh["b"].events() if e.kind == EventKind.SIGNAL]
+    assert signals == [sent], "once for both relays"
+
+
 def test_who_does_not_answer_has_failed(post: Post) -> None:
     a, b = post.mesh["a"], post.mesh["b"]
     wire = post.link("a", "b")

@@ -59,6 +59,7 @@ class BlobFetch(Struct):
     started_at: int = 0
     via: BlobPeer | None = None
     signature: bytes = b""
+    is_reported: bool = False
     tried: set[str] = field(default_factory=set)
     requested: dict[int, int] = field(default_factory=dict)
     writing: set[int] = field(default_factory=set)
@@ -234,11 +235,7 @@ class BlobFetcher:
         if fetch is None or fetch.via is not part or piece.offset not in fetch.requested:
             return
         if piece.total == 0:
-            if part.peer == fetch.source:
-                missing = (BlobMissing(fetch.digest),)
-                self._commit(
-                    lambda tx: self._coordinator.apply_decisions(tx, missing), _ignore_result
-                )
+            self._report_missing(fetch)
             self._try_elsewhere(fetch, "does not have it, or not for us")
         elif piece.total != fetch.size or len(piece.data) != _piece_length(fetch, piece.offset):
             self._report_forgery(
@@ -294,6 +291,13 @@ class BlobFetcher:
 
     # -- failures
 
+    def _report_missing(self, fetch: BlobFetch) -> None:
+        """Let the source know that its event is held; a relay may not tell the truth about it."""
+        if not fetch.is_reported:
+            fetch.is_reported = True
+            missing = (BlobMissing(fetch.digest),)
+            self._commit(lambda tx: self._coordinator.apply_decisions(tx, missing), _ignore_result)
+
     def _report_forgery(self, fetch: BlobFetch, why: str) -> None:
         peer = fetch.via.peer if fetch.via else fetch.source
         self._raise_incident("blob_forged", fetch, f"{peer}: {why}", peer)
@@ -309,6 +313,7 @@ class BlobFetcher:
         if not self._usable_parts(fetch):
             fetch.attempts += fetch.have <= fetch.started_at
             fetch.tried.clear()
+            fetch.is_reported = False
             wait = self.limits.first_backoff_ms << min(fetch.attempts, 20)
             fetch.due = self._now() + min(wait, self.limits.max_backoff_ms)
         if fetch.attempts >= self.limits.attempts:
