@@ -71,6 +71,22 @@ def test_a_gap_fails_the_batch_and_rewinds_the_cursor_in_the_next_group(tx: Tx) 
     assert read_positions(tx, ["a"]) == [("a", "a-1", 3)]
 
 
+@pytest.mark.parametrize("target", ["b", None])
+def test_a_gap_that_another_way_has_filled_rewinds_nothing(tx: Tx, target: str | None) -> None:
+    cursor, gaps = OutboxCursor.load(tx, "a", "a-1", 1), OutboxGaps()
+    cursor.read_event(event(3, to_node_id=target))
+    cursor.save(tx)
+    with pytest.raises(LinkError):
+        gaps.check_follows(cursor, event(9, after=5, to_node_id=target))
+    for seq, after in ((5, 3), (9, 5)):
+        gaps.check_follows(cursor, event(seq, after, to_node_id=target))
+        cursor.read_event(event(seq, after, to_node_id=target))
+    cursor.read_through(9)
+    cursor.save(tx)
+    gaps.rewind_cursors(tx)
+    assert read_positions(tx, ["a"]) == [("a", "a-1", 9)]
+
+
 def test_until_an_incarnation_was_read_the_position_is_in_the_one_before(tx: Tx) -> None:
     first = OutboxCursor.load(tx, "a", "a-1", 1)
     first.read_event(event(4))

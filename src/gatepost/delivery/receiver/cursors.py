@@ -132,8 +132,9 @@ class OutboxGaps:
     """
 
     def __init__(self) -> None:
-        # (source, incarnation) -> (last seq before the gap, first seq of a previous incarnation).
-        self._gaps: dict[tuple[str, str], tuple[int, int]] = {}
+        # (source, incarnation) -> (last seq before the gap, first seq of a previous incarnation,
+        # whether the gap is in what is said to everybody).
+        self._gaps: dict[tuple[str, str], tuple[int, int, bool]] = {}
 
     def check_follows(self, cursor: OutboxCursor, envelope: Envelope) -> None:
         """LinkError if events between the cursor and this one were left out."""
@@ -141,7 +142,8 @@ class OutboxGaps:
             return
         last = cursor.gap_before(envelope)
         before = cursor.first_seq if last < cursor.first_seq else 0
-        self._gaps[cursor.source, cursor.incarnation] = (last, before)
+        is_for_all = envelope.to_node_id is None
+        self._gaps[cursor.source, cursor.incarnation] = (last, before, is_for_all)
         raise LinkError(
             f"events {last + 1} to {envelope.seq - 1} of {cursor.source} were left out:"
             f" the next should follow {last}, this follows {envelope.prev_seq_to}"
@@ -149,8 +151,15 @@ class OutboxGaps:
 
     def rewind_cursors(self, tx: Tx) -> None:
         while self._gaps:
-            outbox, (last, before) = self._gaps.popitem()
-            tx.execute(_GO_BACK, (last, *outbox, before))
+            outbox, (last, before, is_for_all) = self._gaps.popitem()
+            if not _has_gone_on(tx, outbox, last, is_for_all):
+                tx.execute(_GO_BACK, (last, *outbox, before))
+
+
+def _has_gone_on(tx: Tx, outbox: tuple[str, str], last: int, is_for_all: bool) -> bool:
+    """Whether the events behind `last` have come another way, each behind its predecessor."""
+    row = tx.fetch_one(_SELECT_CURSOR, outbox)
+    return row is not None and bool(row[3 if is_for_all else 2] > last)
 
 
 def read_positions(tx: Tx, sources: list[str]) -> list[Position]:
