@@ -18,6 +18,7 @@ class CapabilityView(Struct, omit_defaults=True):
     eligible_agent_ids: tuple[str, ...] = ()
     policy_version: int = 0
     published_here: bool = False
+    progress_seconds: int | None = None
 
 
 class InstallView(Struct, omit_defaults=True):

@@ -55,6 +55,41 @@ def test_a_late_task_is_told_to_the_agent_that_the_policy_names_once() -> None:
     assert mesh.states(id) == ("running", "running")
 
 
+def test_an_executor_that_misses_two_reports_is_told_of_once() -> None:
+    policy = EscalationPolicy(notify="lead", after_seconds=30)
+    mesh = review_mesh(replace(REVIEW, max_attempts=1, progress_secs=10, escalation=policy))
+    mesh.a.gate.do(lambda tx: mesh.a.gate.agents.register(tx, "lead"))
+    id = begin_task(mesh)
+    for _ in range(3):
+        look_for_silence(mesh, 15)
+        mesh.b.report(id, "update", progress=0.5)
+        mesh.flow()
+    assert mail_of_lead(mesh) == [], "it reports often enough"
+    look_for_silence(mesh, 15)
+    mesh.b.report(id, "update")
+    mesh.flow()
+    look_for_silence(mesh, 6)
+    (told,) = mail_of_lead(mesh)
+    assert (told["task_id"], told["failure_class"]) == (id, "progress_missed")
+    assert mesh.a.gate.incidents("progress_missed") == [id]
+    look_for_silence(mesh, 3600)
+    assert mail_of_lead(mesh) == []
+    assert mesh.states(id) == ("running", "running")
+
+
+def test_without_a_promise_nobody_has_to_report() -> None:
+    mesh = escalating_mesh(TOLD)
+    begin_task(mesh)
+    look_for_silence(mesh, 3600)
+    assert mail_of_lead(mesh) == []
+
+
+def look_for_silence(mesh: TaskMesh, secs: int) -> None:
+    mesh.mesh.clock.advance(secs * 1000)
+    mesh.a.gate.do(mesh.a.engine.escalations.escalate_silent_tasks)
+    mesh.flow()
+
+
 def test_a_task_that_is_much_too_late_is_cancelled() -> None:
     mesh = escalating_mesh(CANCELLED)
     id = begin_task(mesh)

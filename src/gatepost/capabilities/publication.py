@@ -46,8 +46,8 @@ class NewCapability(Struct, forbid_unknown_fields=True, kw_only=True):
     """A capability as its publisher describes it.
 
     The owner hosts the executor skill, and all other agents get the delegation skill. A task whose
-    executor is lost is tried `max_attempts` times in all. No task is routed by one that is
-    disabled.
+    executor is lost is tried `max_attempts` times in all. Its executor reports progress at least
+    every `progress_seconds`. No task is routed by one that is disabled.
     """
 
     capability_id: AgentId
@@ -57,6 +57,7 @@ class NewCapability(Struct, forbid_unknown_fields=True, kw_only=True):
     delegation_skill: SkillRef
     executor_skill: SkillRef
     default_eta_seconds: Seconds
+    progress_seconds: Seconds | None = None
     contract: ContractDocument
     status: CapabilityStatus = "active"
     max_attempts: Attempts = 1
@@ -126,6 +127,7 @@ def catalog_record(published: PublishedCapability, epoch: int) -> CapabilityReco
         delegation_skill_ref=new.delegation_skill,
         executor_skill_ref=new.executor_skill,
         default_eta_seconds=new.default_eta_seconds,
+        progress_seconds=new.progress_seconds,
         contract_schema_ref=published.contract,
         status=new.status,
         max_attempts=new.max_attempts,

@@ -1,7 +1,7 @@
 """The escalation policy of a capability's delegation skill, carried out for tasks requested here.
 
-If a task is late or has failed, an agent is told, in the name of the requester. A task that is
-much too late is cancelled.
+If a task is late or has failed, or its executor stays silent, an agent is told, in the name of the
+requester. A task that is much too late is cancelled.
 """
 
 from typing import Any
@@ -14,12 +14,14 @@ from gatepost.errors import GatepostError
 from gatepost.events import TaskInfo, format_event_id
 from gatepost.hub import tasks
 from gatepost.hub.task_changes import HubParts
+from gatepost.hub.task_routing import CapabilityEntry
 from gatepost.hub.task_states import TaskState
 from gatepost.hub.tasks import Task, failure_class_of
 from gatepost.journal.transaction import Tx
 from gatepost.room.records import EscalationPolicy
 from gatepost.wire import NewSend
 
+PROGRESS_MISSED = "progress_missed"
 _NOTHING_LEFT = 2
 _SELECT_LATE = """
 SELECT id, escalated FROM task
@@ -28,6 +30,15 @@ WHERE requester_node IS NULL AND ended_at IS NULL AND late_at IS NOT NULL AND es
 ORDER BY eta_at LIMIT ?
 """
 _MARK = "UPDATE task SET escalated = ? WHERE id = ?"
+# A task of an executor that has missed two reports in a row, which is noticed once for each task.
+_MISSED_REPORTS = 2
+_SELECT_SILENT = """
+SELECT id FROM task
+WHERE requester_node IS NULL AND ended_at IS NULL AND reported_at < ? AND silent_at IS NULL
+    AND CAST(info AS TEXT) ->> '$.capabilityId' = ?
+LIMIT ?
+"""
+_MARK_SILENT = "UPDATE task SET silent_at = ? WHERE id = ?"
 
 
 class Escalations:
@@ -47,6 +58,24 @@ class Escalations:
             if step == _NOTHING_LEFT and self._is_overdue(tx, task):
                 overdue.append(task)
         return overdue
+
+    def escalate_silent_tasks(self, tx: Tx, limit: int = 1000) -> None:
+        """Tell somebody of tasks whose executor does not report as often as it has promised."""
+        for id, entry in self._parts.router.capabilities.items():
+            if entry.progress_secs is not None:
+                silent_since = tx.now - _MISSED_REPORTS * entry.progress_secs * 1000
+                for (task,) in tx.fetch_all(_SELECT_SILENT, (silent_since, id, limit)):
+                    tx.execute(_MARK_SILENT, (tx.now, task))
+                    self._escalate_silence(tx, tasks.load_task(tx, format_event_id(task)), entry)
+
+    def _escalate_silence(self, tx: Tx, task: Task, entry: CapabilityEntry) -> None:
+        detail = (
+            f"{task.agent} has promised a report every {entry.progress_secs} s,"
+            f" and has missed {_MISSED_REPORTS}"
+        )
+        self._parts.core.incidents.raise_(tx, PROGRESS_MISSED, task.id, detail)
+        if entry.escalation is not None:
+            self._notify(tx, task, entry.escalation, PROGRESS_MISSED)
 
     def escalate_failure(self, tx: Tx, task: Task) -> None:
         """A task that was requested here has ended: tell somebody, if it failed."""

@@ -16,6 +16,7 @@ class SkillDistribution(Struct, kw_only=True):
     owner_agent_id: AgentId
     delegation_skill: SkillRef
     default_eta_seconds: int
+    progress_seconds: int | None = None
     contract: ContractDocument = ContractDocument()
     escalation: EscalationPolicy | None = None
 
@@ -27,6 +28,7 @@ def describe_distribution(published: PublishedCapability) -> SkillDistribution:
         owner_agent_id=new.owner_agent_id,
         delegation_skill=new.delegation_skill,
         default_eta_seconds=new.default_eta_seconds,
+        progress_seconds=new.progress_seconds,
         contract=new.contract,
         escalation=new.escalation,
     )

@@ -28,6 +28,7 @@ class CapabilityEntry(Struct, frozen=True, kw_only=True):
     policy_version: int
     contract: str = ""
     max_attempts: int = 1
+    progress_secs: int | None = None
     escalation: EscalationPolicy | None = None
 
     @property

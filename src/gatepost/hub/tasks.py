@@ -74,6 +74,7 @@ _STATES = {state.value: state for state in TaskState}
 _TARGETS = {input: target_of(input) for input in TaskInput}
 # The moment that an input records, besides `updated_at`.
 _MOMENTS = {TaskInput.ACCEPT: "accepted_at", TaskInput.START: "started_at"}
+_BEGINS = frozenset({TaskInput.ACCEPT, TaskInput.START})
 
 
 class Task(Struct):
@@ -247,6 +248,9 @@ def try_inputs(
             changes.setdefault(moment, tx.now)
     if target in TERMINAL_STATES:
         changes["ended_at"] = tx.now
+    elif inputs[-1] in _BEGINS or (values and inputs[-1] is TaskInput.UPDATE):
+        # An update without any value is a sign of life, and no report.
+        changes["reported_at"] = tx.now
     sql = _update_sql(inputs, tuple(changes), agent is not None)
     named = () if agent is None else (agent,)
     row = tx.fetch_one(sql, (*changes.values(), parse_event_id(id), *named))

@@ -178,7 +178,8 @@ CapabilityStatus = Literal["active", "deprecated", "disabled"]
 class EscalationPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the requester's gateway does about a task of a capability that is late or has failed.
 
-    `notify` is the agent that is told, `after_seconds` after the ETA, or when the task fails.
+    `notify` is the agent that is told, `after_seconds` after the ETA, when the task fails, or when
+    its executor reports no progress.
     A task that is `cancel_after_seconds` later than its ETA is cancelled.
     """
 
@@ -196,6 +197,7 @@ class CapabilityRecord(RoomRecord, frozen=True, kw_only=True):
     delegation_skill_ref: SkillRef
     executor_skill_ref: SkillRef
     default_eta_seconds: Seconds
+    progress_seconds: Seconds | None = None
     contract_schema_ref: Reference
     status: CapabilityStatus
     max_attempts: Attempts = 1

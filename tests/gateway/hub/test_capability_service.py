@@ -169,7 +169,7 @@ async def test_late_tasks_and_repeated_misses_are_reviewed(
     ann, _ = pair
     async with Client("al", state_dir=ann.state_dir) as al:
         await al.register("snail")
-        assert publish(ann, "crawl", "snail", contract={}).status_code == 200
+        assert publish(ann, "crawl", "snail", contract={}, progress_seconds=1).status_code == 200
         agent = Agent("snail", state_dir=ann.state_dir)
 
         arrived = asyncio.Event()
@@ -181,6 +181,7 @@ async def test_late_tasks_and_repeated_misses_are_reviewed(
         async with agent:
             task = await al.create_task("x", capabilities=["crawl"])
             await async_wait_until(lambda: "eta_breach" in reviews(ann, "crawl"), 60)
+            await async_wait_until(lambda: _has_missed_progress(ann, task.id), 60)
             await al.cancel_task(task.id)
             await al.await_task(task.id)
             arrived.set()
@@ -191,6 +192,11 @@ async def test_late_tasks_and_repeated_misses_are_reviewed(
             with pytest.raises((CapabilityUnavailable, NoRoute)):
                 await al.create_task("x", capabilities=["crawl"])
         await async_wait_until(lambda: "routing_miss" in reviews(ann, "crawl"), 30)
+
+
+def _has_missed_progress(gateway: GatewayProcess, task: str) -> bool:
+    incidents = gateway.get("/v1/incidents?class=progress_missed")["incidents"]
+    return [each["subject"] for each in incidents] == [task]
 
 
 async def _is_unavailable(al: Client, capability: str) -> bool:

@@ -31,7 +31,9 @@ def publish_capability(file: Path, /, *, options: GatewayOptions = DEFAULT_OPTIO
     The file describes it in JSON: `capability_id`, `name`, `version`,
     `owner_agent_id`, `delegation_skill` and `executor_skill` (each with `ref` and
     `version`), `default_eta_seconds`, and a `contract` with JSON Schemas for
-    `input` and `output`. All other agents are asked to install the delegation skill.
+    `input` and `output`; optionally `progress_seconds`, `max_attempts`, `escalation`,
+    `eligible_agent_ids` and `status`. All other agents are asked to install the
+    delegation skill.
 
     For example:
 

@@ -122,6 +122,7 @@ class HubService:
         await self.core.commit(self.core.tasks.reports.end_silent_tasks)
         await self.core.commit(self._note_late_tasks)
         await self.core.commit(self.core.tasks.escalate_late_tasks)
+        await self.core.commit(self.core.tasks.escalations.escalate_silent_tasks)
         keep = int(self.core.settings.hub.keep_tasks_secs * 1000)
         if await self.core.commit(lambda tx: tasks.prune_tasks(tx, tx.now - keep, _PRUNE_BATCH)):
             await self.remove_forgotten_folders()

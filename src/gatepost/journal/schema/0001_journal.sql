@@ -737,6 +737,8 @@ CREATE TABLE task (
     updated_at     INTEGER NOT NULL,
     ended_at       INTEGER,
     late_at        INTEGER,
+    reported_at    INTEGER,
+    silent_at      INTEGER,
     attempt        INTEGER NOT NULL DEFAULT 1,
     escalated      INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
