@@ -207,7 +207,7 @@ def _repeat(text: str | None, rows: int) -> "pa.Array":
 
 
 def _event_table(columns: "dict[str, pa.Array]", rows: int) -> "pa.Table":
-    """Events with these columns; the others are null, or what the schema demands."""
+    """Events with these columns; the others are null, or zero where the schema demands a value."""
     import numpy as np
     import pyarrow as pa
 
@@ -215,16 +215,24 @@ def _event_table(columns: "dict[str, pa.Array]", rows: int) -> "pa.Table":
 
     common = {
         "incarnation": _repeat(_INCARNATION, rows),
+        "source_agent": _repeat("gateway", rows),
         "attempt": pa.array(np.ones(rows, np.int32)),
         "digest": pa.repeat(pa.scalar(bytes(32)), rows),
     }
     known = common | columns
     fields = [field.with_nullable(True) for field in EVENT_SCHEMA]
-    arrays = [
-        known[field.name].cast(field.type) if field.name in known else pa.nulls(rows, field.type)
-        for field in fields
-    ]
+    zeros = pa.array(np.zeros(rows, np.int8))
+    numbers = {each.name for each in EVENT_SCHEMA if _is_required_number(each)}
+    rest = {each.name: zeros if each.name in numbers else pa.nulls(rows) for each in fields}
+    arrays = [(rest | known)[field.name].cast(field.type) for field in fields]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _is_required_number(field: "pa.Field") -> bool:
+    import pyarrow as pa
+
+    is_number = pa.types.is_integer(field.type) or pa.types.is_boolean(field.type)
+    return is_number and not field.nullable
 
 
 def _write_segment(folder: Path, rows: "pa.Table") -> ArchiveSegment:
