@@ -1,5 +1,6 @@
 """A container engine of the tests' own, Docker or Podman, if it can run here."""
 
+import gc
 import io
 import os
 import shutil
@@ -63,6 +64,8 @@ def running_engine(engine: str = "docker") -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(30)
+            # The SDK leaves sockets to the garbage collector, which would blame a later test.
+            gc.collect()
 
 
 def _start_docker(folder: Path, address: str) -> "subprocess.Popen[bytes]":
