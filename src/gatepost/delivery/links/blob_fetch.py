@@ -9,7 +9,7 @@ All of this runs where links run; files are read and written elsewhere.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -121,7 +121,8 @@ class BlobFetcher:
     def expire_requests(self) -> None:
         """Give up requests whose deadline has passed, and start fetches that are due."""
         now = self._now()
-        self._cap_deadlines(now)
+        _cap_deadlines(self._fetches.values(), self.limits, now)
+        self.forwarder.cap_deadlines(now + self.limits.answer_ms)
         for fetch in list(self._fetches.values()):
             if any(deadline <= now for deadline in fetch.requested.values()):
                 self._silent.add(fetch.source)
@@ -130,15 +131,6 @@ class BlobFetcher:
         self._start_fetches()
         if self._has_more and len(self._fetches) < self.limits.wanted:
             self.resume_fetches()
-
-    def _cap_deadlines(self, now: int) -> None:
-        """The clock may have gone back: cap each deadline at now + its maximum."""
-        latest = now + self.limits.answer_ms
-        for fetch in self._fetches.values():
-            fetch.due = min(fetch.due, now + self.limits.max_backoff_ms)
-            for offset, deadline in fetch.requested.items():
-                fetch.requested[offset] = min(deadline, latest)
-        self.forwarder.cap_deadlines(latest)
 
     # -- links
 
@@ -336,6 +328,14 @@ class BlobFetcher:
         subject = f"{by or fetch.source}/{fetch.digest}"
         incidents = self._coordinator.incidents
         self._commit(lambda tx: incidents.raise_(tx, kind, subject, detail), _ignore_result)
+
+
+def _cap_deadlines(fetches: Iterable[BlobFetch], limits: FetchLimits, now: int) -> None:
+    """The clock may have gone back: cap each deadline at now + its maximum."""
+    for fetch in fetches:
+        fetch.due = min(fetch.due, now + limits.max_backoff_ms)
+        for offset, deadline in fetch.requested.items():
+            fetch.requested[offset] = min(deadline, now + limits.answer_ms)
 
 
 def _expected_size(tx: Tx, digest: str) -> int | None:
