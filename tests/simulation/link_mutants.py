@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from gatepost.delivery.frames import EventsFrame
-from gatepost.delivery.links import proof, relay_reader
+from gatepost.delivery.links import blob_fetch, proof, relay_reader
 from gatepost.delivery.links.blob_fetch import BlobFetch, BlobFetcher
 from gatepost.delivery.links.peer_links import PeerLinks
 from gatepost.delivery.links.relay_reader import RelayReaderPart
@@ -98,7 +98,7 @@ def blob_requests_never_expire() -> Iterator[None]:
     def patient(self: BlobFetcher) -> None:
         for fetch in self._fetches.values():
             fetch.requested = dict.fromkeys(fetch.requested, 2**60)
-        with patch.object(BlobFetcher, "_cap_deadlines", lambda self, now: None):
+        with patch.object(blob_fetch, "_cap_deadlines", lambda fetches, limits, now: None):
             honest(self)
 
     with patch.object(BlobFetcher, "expire_requests", patient):
