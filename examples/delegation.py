@@ -14,8 +14,8 @@ from msgspec import Struct
 from rich.table import Table
 
 from gatepost.client import Agent, AgentTask, Client
-from gatepost.task_wire import TaskView
 from gatepost.testing import GatewayProcess
+from gatepost.wire.tasks import TaskView
 
 OWNER_HOME, REQUESTER_HOME = "lab-jane", "vps-jane"
 REVIEW = {

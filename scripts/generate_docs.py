@@ -3,11 +3,12 @@
 import ast
 import sys
 import tomllib
+from enum import StrEnum
 from pathlib import Path
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery import delivery_states as deliveries
-from gatepost.delivery.receiver import inbox_states as inbox
+from gatepost.delivery.inbox import inbox_states as inbox
 from gatepost.errors import (
     ERRORS_BY_CODE,
     ArchiveError,
@@ -20,12 +21,13 @@ from gatepost.errors import (
     TransportUnavailable,
 )
 from gatepost.events import NodeKey
-from gatepost.hub import task_states
 from gatepost.mailbox import MailboxPolicy
 from gatepost.mailbox.states import TERMINAL_STATES, TRANSITIONS
 from gatepost.mesh import election_states, peer_states
+from gatepost.migration import phase_marker
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.tables.schemas import TABLES
+from gatepost.tasks import session_states, task_states
 from gatepost.testing import ManualClock
 
 # Errors that end a program or a check rather than answer a request.
@@ -37,39 +39,42 @@ ROOT = Path(__file__).parent.parent
 DOCS, PACKAGE = ROOT / "docs", ROOT / "src" / "gatepost"
 
 sys.path.insert(0, str(ROOT))  # For `python scripts/generate_docs.py`.
+from scripts.check_tables import load_rules  # noqa: E402
 from scripts.journey import JOURNEY, function_name  # noqa: E402
 
 LAYERS = {
     "errors": "every error Gatepost raises on purpose: one tree, each with a wire code",
     "clock": "time and randomness",
+    "child_process": "child processes, started without a fork of the interpreter",
+    "fair_share": "fair shares of places that several sources fill",
+    "durations": "durations in words",
     "files": "atomic replacement of files, synced folders, file locks",
     "config": "settings, each with its limits and its description",
     "events": "envelope, ids, codec, payload encryption, hash chain, blobs",
-    "wire": "the operations and answers of agents and their gateway",
-    "task_wire": "tasks on the wire",
-    "capability_wire": "capabilities on the wire",
-    "frame_types": "the bases of operations and answers",
-    "gateway_endpoint": "the files by which a running gateway is found",
-    "http_calls": "HTTP calls to a gateway",
-    "agent_tokens": "tokens of external agents",
-    "session_file": "the session of an external agent",
-    "connect_errors": "sentences for connections that fail",
+    "wire": "what travels between programs and their gateway: operations, answers, HTTP bodies",
+    "ledger": "what became of messages, in five terms",
+    "connect": "finding a gateway and talking to it: endpoint, session, HTTP calls, errors",
     "tls": "certificates and pins",
     "journal": "the SQLite file, the writer with its commit groups, the outbox",
     "archive": "the outbox as signed Parquet segments ([pipeline.md](pipeline.md))",
     "room": "the document all gateways share: signed records in Yjs ([room.md](room.md))",
+    "proof": "proofs of messages, and their verification ([proofs.md](proofs.md))",
     "access": "invites, tickets, proofs and sessions of nodes and external agents",
     "mailbox": "lease, ack, nack and dead letters of an agent's mail ([protocol.md](protocol.md))",
     "routing": "the node a message goes to: owner, fallback, or none",
-    "delivery": "messages between agents, and the links between gateways ([pipes.md](pipes.md))",
-    "capabilities": "what agents can do for others: contracts, publication, misfires",
-    "hub": "tasks and the agents that do them: registry, policy, sessions ([hub.md](hub.md))",
+    "delivery": "messages between agents: send, accept, engage, close ([pipes.md](pipes.md))",
+    "links": "everything between two gateways: outboxes, relays, blobs, dialling, joining",
+    "tasks": "tasks, sessions, capabilities and their policy, with their API ([hub.md](hub.md))",
+    "presence": "which gateways are online, silent or dead, and the words for it",
+    "listening": "taking connections and requests: listeners, limits, who may call",
+    "core": "one gateway without its network: journal, delivery, tasks, background loops",
     "mesh": "who is alive and who leads, and the transports ([mesh.md](mesh.md))",
-    "gateway": "the process: API, connections to peers, administration, monitoring",
+    "gateway": "the process: composition, API transports, administration, monitoring",
+    "mcp": "the MCP server, and what connects clients to it ([mcp.md](mcp.md))",
     "client": "the library for authors of agents",
     "pipeline": "Spark jobs over the archives ([pipeline.md](pipeline.md))",
     "migration": "moving from a legacy shared document ([migration.md](migration.md))",
-    "testing": "public fakes: clocks, processes, the simulated mesh, the history checker",
+    "testing": "public fakes: clocks and processes",
     "bench": "measurements",
     "cli": "the command line",
 }
@@ -113,6 +118,27 @@ def draw_task_states() -> str:
         lines.append(f"    {source.value} --> {target.value}: {input.value}")
     lines += [f"    {state.value} --> [*]" for state in task_states.TERMINAL_STATES]
     return "\n".join([*lines, "```"])
+
+
+def draw_session_states() -> str:
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> claimed: claim"]
+    for (source, input), target in session_states.TRANSITIONS.items():
+        lines.append(f"    {source.value} --> {target.value}: {input.value}")
+    lines.append(f"    {session_states.RELEASABLE.value} --> [*]: release")
+    return "\n".join([*lines, "    recycled --> [*]", "```"])
+
+
+def draw_migration_phases() -> str:
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for (source, command), target in phase_marker.TRANSITIONS.items():
+        start = "[*]" if source is None else _node_of(source)
+        lines.append(f"    {start} --> {_node_of(target)}: {command.value}")
+    return "\n".join([*lines, "```"])
+
+
+def _node_of(state: StrEnum) -> str:
+    """The name of a state as Mermaid takes it: without a hyphen."""
+    return state.value.replace("-", "_")
 
 
 def draw_peer_states() -> str:
@@ -192,11 +218,12 @@ def describe_io(layer: list[str]) -> str:
 
 
 def _modules_with_io(name: str) -> list[str]:
-    """The modules of a layer that have I/O, named from the package on."""
+    """The modules of a layer that have I/O, named from the package on; subpackages as a whole."""
     single = PACKAGE / f"{name}.py"
     files = [single] if single.exists() else sorted((PACKAGE / name).rglob("*.py"))
     found = [path for path in files if imported_modules(path) & IO_MODULES]
-    return [".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in found]
+    names = [path.relative_to(PACKAGE).with_suffix("").parts[:2] for path in found]
+    return list(dict.fromkeys(".".join(parts) for parts in names))
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -208,6 +235,29 @@ def imported_modules(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
     return {name.partition(".")[0] for name in names}
+
+
+def owner_table() -> str:
+    """Each owner of tables of the journal, and the reads that another module shares."""
+    rules = load_rules((ROOT / "pyproject.toml").read_text())
+    tables: dict[str, list[str]] = {}
+    for table, owner in rules.owners.items():
+        tables.setdefault(owner, []).append(f"`{table}`")
+    lines = ["| owner | tables |", "|---|---|"]
+    lines += [f"| `{_path_of(owner)}` | {', '.join(names)} |" for owner, names in tables.items()]
+    if rules.shared:
+        lines += ["", "These modules also read tables of others:", ""]
+        lines += ["| module | tables | reason |", "|---|---|---|"]
+    for each in rules.shared:
+        names = ", ".join(f"`{name}`" for name in each.tables)
+        lines.append(f"| `{_path_of(each.module)}` | {names} | {each.reason} |")
+    return "\n".join(lines)
+
+
+def _path_of(owner: str) -> str:
+    """A module or package of gatepost as the documents write it."""
+    path = owner.replace(".", "/")
+    return f"{path}/" if (PACKAGE / path).is_dir() else f"{path}.py"
 
 
 def decision_table() -> str:
@@ -246,12 +296,15 @@ def list_journey() -> str:
 
 PARTS = {
     "table: layers": layer_table,
+    "table: owners": owner_table,
     "table: decisions": decision_table,
     "list: journey": list_journey,
     "diagram: mailbox.states": draw_mailbox_states,
     "diagram: delivery.states": draw_delivery_states,
     "diagram: inbox.states": draw_inbox_states,
     "diagram: task.states": draw_task_states,
+    "diagram: session.states": draw_session_states,
+    "diagram: migration.phases": draw_migration_phases,
     "diagram: peer.states": draw_peer_states,
     "diagram: election.states": draw_election_states,
     "table: errors": error_table,

@@ -7,6 +7,7 @@ is entered in this order.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from gatepost.client._agents.agent_workers import AgentWorkers
@@ -15,36 +16,34 @@ from gatepost.client._client import Client
 from gatepost.client._frame_socket import FrameSocket
 from gatepost.client._mailbox_client import MailboxClient
 from gatepost.client._operation_queue import OperationQueue
+from gatepost.delivery.accept import take_batch
+from gatepost.delivery.acceptance_check import AcceptanceCheck
+from gatepost.delivery.close import apply_receipt, apply_reply
 from gatepost.delivery.coordinator import DeliveryCoordinator
-from gatepost.delivery.links.outbox_feed import OutboxFeed
-from gatepost.delivery.links.outbox_link import OutboxLink
-from gatepost.delivery.links.peer_links import PeerLink
+from gatepost.delivery.delivery_table import insert_delivery
+from gatepost.delivery.engage import TurnReader, send_reply
+from gatepost.delivery.event_acceptor import EventAcceptor
+from gatepost.delivery.inbox.cursors import OutboxCursor
+from gatepost.delivery.inbox.inbox_table import record_accepted
+from gatepost.delivery.intake import Intake
 from gatepost.delivery.outbox_writer import OutboxWriter
-from gatepost.delivery.receiver.acceptance import AcceptanceCheck
-from gatepost.delivery.receiver.accepting import EventAcceptor
-from gatepost.delivery.receiver.cursors import OutboxCursor
-from gatepost.delivery.receiver.inbox_table import InboxTable
-from gatepost.delivery.receiver.intake import Intake
-from gatepost.delivery.receiver.receiver import Receiver
+from gatepost.delivery.pairs import SenderPairs
+from gatepost.delivery.payloads import encrypt_for
 from gatepost.delivery.routes import RouteFinder
+from gatepost.delivery.send import close_pair_numbers, emit_event, send_event
 from gatepost.delivery.send_request import find_earlier_send
-from gatepost.delivery.sender.delivery_table import DeliveryTable
-from gatepost.delivery.sender.emitting import Emitter
-from gatepost.delivery.sender.pairs import SenderPairs
-from gatepost.delivery.sender.payloads import PayloadEncryption
-from gatepost.delivery.sender.receipts import ReceiptHandler
-from gatepost.delivery.sender.replies import ReplySender
-from gatepost.delivery.sender.sender import Sender
 from gatepost.delivery.sent_messages import SentMessages
-from gatepost.delivery.turns import TurnReader
-from gatepost.gateway.api.frame_session import FrameSession
+from gatepost.gateway.api.frame_channel import FrameChannel
 from gatepost.gateway.api.mailbox_operations import MailboxOperations
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.send_operations import SendOperations
-from gatepost.gateway.peers.connection import PeerConnection
-from gatepost.gateway.peers.connection_links import LinkedCore
 from gatepost.journal.outbox import Outbox
 from gatepost.journal.writer import Writer
+from gatepost.links.connections.connection import PeerConnection
+from gatepost.links.outbox_feed import OutboxFeed
+from gatepost.links.outbox_link import OutboxLink
+from gatepost.links.peer_links import PeerLink
+from gatepost.links.service.connection_links import LinkedCore
 from gatepost.mailbox.dispatcher import Dispatcher
 from gatepost.mailbox.leases import take_mail
 from gatepost.mailbox.settle import ack_mail
@@ -83,6 +82,7 @@ class JourneyLeg(NamedTuple):
 
 def function_name(call: Callable[..., Any]) -> str:
     """`delivery.coordinator.DeliveryCoordinator.send`."""
+    call = call.func if isinstance(call, partial) else call
     return f"{call.__module__}.{call.__qualname__}".removeprefix("gatepost.")
 
 
@@ -99,7 +99,7 @@ JOURNEY = (
             _S(CLIENT, OperationQueue.send, "joins the calls of one tick into one operation"),
             _S(CLIENT, OperationQueue.flush_queue, "packs the operations of the tick into frames"),
             _S(CLIENT, FrameSocket.send, "writes one frame to the WebSocket"),
-            _S(ANN, FrameSession.receive_frame, "decodes the operations of the frame"),
+            _S(ANN, FrameChannel.receive_frame, "decodes the operations of the frame"),
             _S(ANN, Operations.admit, "applies the rate limit"),
             _S(ANN, SendOperations.plan_send, "checks the message, and plans one transaction"),
             _S(ANN, Writer.submit, "queues the transaction for the writer's thread"),
@@ -108,11 +108,11 @@ JOURNEY = (
             _S(ANN_WRITER, find_earlier_send, "finds the same message, if it was sent before"),
             _S(ANN_WRITER, RouteFinder.find_route, "asks routing for the node, given the room"),
             _S(ANN_WRITER, decide_route, "decides: the owner, a fallback, or no route"),
-            _S(ANN_WRITER, Sender.send_event, "is the fork: a mailbox here, or another gateway"),
-            _S(ANN_WRITER, Emitter.emit_event, "makes the event for the other gateway"),
+            _S(ANN_WRITER, send_event, "is the fork: a mailbox here, or another gateway"),
+            _S(ANN_WRITER, emit_event, "makes the event for the other gateway"),
             _S(ANN_WRITER, SenderPairs.next_number, "assigns the next pair number"),
-            _S(ANN_WRITER, PayloadEncryption.encrypt_for, "encrypts the payload for bob alone"),
-            _S(ANN_WRITER, DeliveryTable.open, "opens the delivery in state `emitted`"),
+            _S(ANN_WRITER, encrypt_for, "encrypts the payload for bob alone"),
+            _S(ANN_WRITER, insert_delivery, "opens the delivery in state `emitted`"),
             _S(ANN_WRITER, OutboxWriter.append, "appends the event to the transaction"),
             _S(ANN_WRITER, Outbox.before_commit, "numbers, chains and signs the group's events"),
             _S(ANN_WRITER, Outbox.after_commit, "passes the group on, now that it is on disk"),
@@ -124,7 +124,11 @@ JOURNEY = (
         "1. send, at the sender's gateway",
         "The caller gets its answer. Without `wait` its call returns here.",
         (
-            _S(ANN, FrameSession.take_output, "encodes the answer: state `emitted`, node `bob`"),
+            _S(
+                ANN,
+                FrameChannel.take_output,
+                "answers: state `emitted`, node `bob`",
+            ),
             _S(CLIENT, OperationQueue.handle_answer, "resolves the future of the call"),
             _S(CLIENT, Client._await_progress, "asks for the outcome, because `wait` was given"),
             _S(ANN, SendOperations.perform_await, "runs the `await` operation"),
@@ -144,13 +148,13 @@ JOURNEY = (
             _S(BOB, OutboxLink.receive_frame, "makes it a batch of ann's outbox"),
             _S(BOB, LinkedCore.commit, "queues the batch for the writer's thread"),
             _S(BOB_WRITER, DeliveryCoordinator.take_batch, "takes the whole batch or nothing"),
-            _S(BOB_WRITER, Receiver.take_batch, "checks with `prevSeqTo` that nothing is missing"),
+            _S(BOB_WRITER, take_batch, "checks with `prevSeqTo` that nothing is missing"),
             _S(BOB_WRITER, Intake.take_event, "drops a duplicate; keeps the order of the pair"),
             _S(BOB_WRITER, AcceptanceCheck.reason_against, "names a reason to refuse or hold it"),
             _S(BOB_WRITER, EventAcceptor.accept_event, "decrypts the payload"),
             _S(BOB_WRITER, Dispatcher.enqueue, "puts the mail into the agent's mailbox"),
             _S(BOB_WRITER, OutboxWriter.append_receipt, "appends the receipt `accepted`"),
-            _S(BOB_WRITER, InboxTable.record_accepted, "notes the event in the inbox"),
+            _S(BOB_WRITER, record_accepted, "notes the event in the inbox"),
             _S(BOB_WRITER, OutboxCursor.save, "moves the cursor in ann's outbox"),
             _S(BOB_WRITER, Dispatcher.before_commit, "serves the agent, which waits for mail"),
             _S(BOB_WRITER, take_mail, "leases the mail, still in the same transaction"),
@@ -164,7 +168,7 @@ JOURNEY = (
         "3. engage, at the owner's gateway",
         "The agent takes its turn. Its ack, the reply and `processed` are one transaction.",
         (
-            _S(BOB, FrameSession.take_output, "encodes the `deliver` frame for the subscriber"),
+            _S(BOB, FrameChannel.take_output, "encodes the `deliver` frame of the mail"),
             _S(AGENT, AgentWorkers.accept_delivery, "queues the turn behind others of its sender"),
             _S(AGENT, AgentWorkers._take_turn, "runs one turn"),
             _S(AGENT, AgentWorkers._call_handler, "calls the handler; its result is the reply"),
@@ -178,8 +182,8 @@ JOURNEY = (
             _S(BOB_WRITER, DeliveryCoordinator.end_turns, "goes through the mail that was closed"),
             _S(BOB_WRITER, TurnReader.read_turn, "returns the decision `TurnEnded`"),
             _S(BOB_WRITER, DeliveryCoordinator.apply_decisions, "applies it, and all that follows"),
-            _S(BOB_WRITER, ReplySender.send_reply, "makes the reply an event for ann"),
-            _S(BOB_WRITER, Emitter.emit_event, "opens a delivery for the reply too"),
+            _S(BOB_WRITER, send_reply, "makes the reply an event for ann"),
+            _S(BOB_WRITER, emit_event, "opens a delivery for the reply too"),
             _S(BOB_WRITER, OutboxWriter.append_receipt, "appends the receipt `processed`"),
             _S(BOB_WRITER, Outbox.before_commit, "numbers, chains and signs both events"),
             _S(BOB_WRITER, Outbox.after_commit, "passes the group on, now that it is on disk"),
@@ -194,8 +198,8 @@ JOURNEY = (
             _S(BOB, OutboxFeed.publish_group, "sends the receipt to ann"),
             _S(ANN, PeerLink.receive, "decodes the frame"),
             _S(ANN_WRITER, DeliveryCoordinator.take_batch, "takes the batch of bob's outbox"),
-            _S(ANN_WRITER, Receiver.take_batch, "returns the decision `ReceiptArrived`"),
-            _S(ANN_WRITER, ReceiptHandler.apply_receipt, "moves the delivery to `accepted`"),
+            _S(ANN_WRITER, take_batch, "returns the decision `ReceiptArrived`"),
+            _S(ANN_WRITER, apply_receipt, "moves the delivery to `accepted`"),
             _S(ANN_WRITER, SentMessages.status_changed, "wakes callers that wait for `accepted`"),
         ),
     ),
@@ -212,10 +216,10 @@ JOURNEY = (
             _S(ANN_WRITER, EventAcceptor.accept_event, "decrypts it; decides `ReplyArrived`"),
             _S(ANN_WRITER, OutboxWriter.append_receipt, "appends both receipts for the reply"),
             _S(ANN_WRITER, DeliveryCoordinator.apply_decisions, "applies the decisions in order"),
-            _S(ANN_WRITER, ReceiptHandler.apply_reply, "moves the delivery to `replied`"),
-            _S(ANN_WRITER, Sender.close_pair_numbers, "tells the next node, if the pair has moved"),
+            _S(ANN_WRITER, apply_reply, "moves the delivery to `replied`"),
+            _S(ANN_WRITER, close_pair_numbers, "tells the next node, if the pair has moved"),
             _S(ANN_WRITER, SentMessages.status_changed, "wakes the caller once that is on disk"),
-            _S(ANN_WRITER, ReceiptHandler.apply_receipt, "finds the delivery closed already"),
+            _S(ANN_WRITER, apply_receipt, "finds the delivery closed already"),
             _S(ANN_WRITER, Outbox.before_commit, "numbers, chains and signs the two receipts"),
             _S(ANN_WRITER, SentMessages.take_woken, "passes the status to the parked caller"),
         ),
@@ -226,7 +230,7 @@ JOURNEY = (
         "4. close, at the sender's gateway",
         "`Client.send` returns the outcome and the reply.",
         (
-            _S(ANN, FrameSession.take_output, "encodes the answer to the `await` operation"),
+            _S(ANN, FrameChannel.take_output, "encodes the answer to the `await` operation"),
             _S(CLIENT, OperationQueue.handle_answer, "resolves the future of the call"),
         ),
     ),
@@ -238,8 +242,8 @@ JOURNEY = (
         (
             _S(ANN, OutboxFeed.publish_group, "sends bob the two receipts for the reply"),
             _S(BOB_WRITER, DeliveryCoordinator.take_batch, "takes the batch of ann's outbox"),
-            _S(BOB_WRITER, ReceiptHandler.apply_receipt, "moves the reply to `accepted`"),
-            _S(BOB_WRITER, ReceiptHandler.apply_receipt, "moves it to `processed`"),
+            _S(BOB_WRITER, apply_receipt, "moves the reply to `accepted`"),
+            _S(BOB_WRITER, apply_receipt, "moves it to `processed`"),
         ),
     ),
 )

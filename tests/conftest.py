@@ -5,6 +5,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# The fixtures of a real gateway, for every package that is tested through one.
+pytest_plugins = ["tests.gateway.fixtures"]
+
 FULL = os.environ.get("GATEPOST_FULL") == "1"
 
 settings.register_profile("reduced", deadline=None, max_examples=30)
@@ -23,6 +27,11 @@ settings.register_profile(
     "full", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("full" if FULL else "reduced")
+
+
+# A shell that runs the tests in the background ignores Ctrl-C, and child processes inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def choose(reduced: int, full: int) -> int:

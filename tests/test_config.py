@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from gatepost.config import (
     MailboxSettings,
     Settings,
+    default_node_id,
     default_settings_path,
     default_toml,
     load_settings,
 )
+from gatepost.config.settings import DeliverySettings
 from gatepost.errors import ConfigError
 
 HOME = {"HOME": "/home/ada"}
@@ -113,14 +115,14 @@ def test_default_node_id_is_the_host_name_made_safe(
     monkeypatch: pytest.MonkeyPatch, host_name: str, node_id: str
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: host_name)
-    assert Settings.load(None, HOME).node.id == node_id
+    assert default_node_id() == node_id
 
 
 @given(st.text())
 def test_any_host_name_makes_a_valid_node_id(host_name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: host_name)
-        node_id = Settings.load(None, HOME).node.id
+        node_id = default_node_id()
     Settings.load(None, HOME | {"GATEPOST_NODE__ID": node_id})
 
 
@@ -256,3 +258,16 @@ def test_many_retries_cannot_back_off_past_the_ttl() -> None:
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(AttributeError):
         Settings().mailbox.max_retries = 9  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("offline", [0.01, 1, 45, 86_400])
+@pytest.mark.parametrize("accept", [0.01, 1, 20, 86_400])
+def test_no_link_outlives_the_wait_of_a_sender_for_an_owner(offline: float, accept: float) -> None:
+    delivery = DeliverySettings(offline_secs=offline, accept_timeout_secs=accept)
+    assert delivery.link_silence_secs < delivery.verdict_wait_secs
+    assert delivery.verdict_wait_secs >= offline + accept
+
+
+def test_by_default_a_link_may_be_silent_for_39_seconds() -> None:
+    delivery = DeliverySettings()
+    assert (delivery.link_silence_secs, delivery.verdict_wait_secs) == (39.0, 65.0)

@@ -13,6 +13,7 @@ from msgspec import structs
 from gatepost.config import Settings
 from gatepost.delivery.abuse import AbuseKind
 from gatepost.delivery.frames import AnyFrame
+from gatepost.ledger import TERMS
 from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +23,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 CURRENT_PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]
 # A file of settings, and the names of spans.
 NO_MODULES = {"gatepost.toml", "gatepost.send", "gatepost.deliver", "gatepost.turn"}
+NO_MODULES |= {"gatepost.ts", "gatepost.js", "gatepost.d.ts"}
 STATE_FILES = {"journal.db", "node.key"}
 
 
@@ -62,6 +64,49 @@ def test_files_and_modules_that_a_document_names_exist(page: Path) -> None:
         assert resolve_name(name), f"{page.name} names {name}"
 
 
+def test_every_path_on_the_page_for_newcomers_exists() -> None:
+    text = (ROOT / "AGENTS.md").read_text()
+    named = [
+        word.rstrip(".,:;")
+        for code in re.findall(r"`([^`]+)`", text)
+        for word in code.split()
+        if re.search(r"/|\.(?:py|sql|toml|yaml|md)$", word) and not word.startswith(".venv/")
+    ]
+    assert len(named) > 40
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_page_for_newcomers_says_where_every_package_is() -> None:
+    text = (ROOT / "AGENTS.md").read_text()
+    packages = [init.parent.name for init in PACKAGE.glob("*/__init__.py")]
+    assert [name for name in packages if f"`src/gatepost/{name}/" not in text] == []
+
+
+def test_commits_are_checked_by_the_tools_that_scripts_check_runs() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    checks = re.findall(r"^check (\S+)", (ROOT / "scripts" / "check").read_text(), re.MULTILINE)
+    entries = re.findall(r"^ +entry: (\S+)", hooks, re.MULTILINE)
+    assert {f".venv/bin/{tool}" for tool in checks} <= set(entries)
+    assert all(entry.startswith((".venv/", "scripts/")) for entry in entries)
+    assert "language: system" in hooks and "repo: https" not in hooks
+
+
+def _glossary() -> list[list[str]]:
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    table = text.partition("<!-- words -->\n")[2].partition("<!-- end -->")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
+    return rows[2:]
+
+
+def test_every_word_of_the_glossary_is_defined_by_code_that_exists() -> None:
+    words = [row[0] for row in _glossary()]
+    assert len(words) > 50
+    assert words == sorted(set(words))
+    for word, meaning, code in _glossary():
+        name = code.strip("`")
+        assert meaning and ((PACKAGE / name).exists() or resolve_name(name)), word
+
+
 def _exists(path: str) -> bool:
     return (ROOT / path).exists() or (PACKAGE / path).exists()
 
@@ -70,7 +115,8 @@ def _exists(path: str) -> bool:
 def test_settings_that_a_document_names_exist(page: Path) -> None:
     sections = {field.name: field.type for field in structs.fields(Settings)}
     for section, key in re.findall(r"`(\w+)\.(\w+)(?: = [^`]*)?`", page.read_text()):
-        is_file = f"{section}.{key}" in STATE_FILES or _exists(f"{section}/{key}.py")
+        modules = (f"{section}/{key}.py", f"{section}/{key}/")
+        is_file = f"{section}.{key}" in STATE_FILES or any(map(_exists, modules))
         if section in sections and not is_file:
             keys = [field.name for field in structs.fields(sections[section])]
             assert key in keys, f"{page.name} names {section}.{key}"
@@ -111,6 +157,24 @@ def test_every_attack_names_tests_that_exist() -> None:
             assert f"def {name}(" in (ROOT / file).read_text(), f"there is no {file}::{name}"
 
 
+def test_every_difference_has_its_reason_and_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "differences.md").read_text()
+    rows = [row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith("| ")]
+    rows = [row for row in rows if row[0] != "the document"]
+    assert len(rows) > 30
+    for document, gatepost, because, *shown_by in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", " ".join(shown_by))
+        assert document and gatepost and because and named, document
+        for file, name in named:
+            assert f"def {name}(" in (ROOT / file).read_text(), f"there is no {file}::{name}"
+
+
+def test_the_ledger_has_the_same_words_on_every_page() -> None:
+    equation = f"sent = {' + '.join(term.replace('_', ' ') for term in TERMS)}"
+    for page in (ROOT / "README.md", ROOT / "docs" / "pipeline.md"):
+        assert equation in " ".join(page.read_text().split()), page.name
+
+
 def test_the_architecture_states_the_row_id_of_mail() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert f"`pair << {PAIR_NUMBER_BITS} | number`" in text
@@ -118,9 +182,10 @@ def test_the_architecture_states_the_row_id_of_mail() -> None:
 
 def test_each_state_diagram_is_in_its_document() -> None:
     pages = (("protocol", "mailbox"), ("pipes", "delivery"), ("pipes", "inbox"), ("hub", "task"))
-    for page, name in (*pages, ("mesh", "peer"), ("mesh", "election")):
+    for page, name in (*pages, ("hub", "session"), ("mesh", "peer"), ("mesh", "election")):
         text = (ROOT / "docs" / f"{page}.md").read_text()
         assert f"<!-- diagram: {name}.states -->\n```mermaid\nstateDiagram-v2" in text
+    assert "<!-- diagram: migration.phases -->" in (ROOT / "docs" / "migration.md").read_text()
 
 
 def test_readme_names_the_commands_ci_runs() -> None:

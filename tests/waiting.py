@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 def wait_until(
-    condition: Callable[[], Value], timeout: float = 30, *, failure: Callable[[], str] | None = None
+    condition: Callable[[], Value], timeout: float = 60, *, failure: Callable[[], str] | None = None
 ) -> Value:
     """Return the first true value of the condition; `failure` says more when the time is over."""
     deadline, pauses = time.monotonic() + timeout, _growing_pauses()
@@ -28,7 +28,7 @@ def wait_until(
     return value
 
 
-async def async_wait_until(condition: Callable[[], object], timeout: float = 30) -> Any:
+async def async_wait_until(condition: Callable[[], object], timeout: float = 60) -> Any:
     """Wait without blocking the event loop; the condition may be a coroutine function.
 
     A condition that blocks belongs into a thread: `wait_until_in_thread`.
@@ -41,7 +41,7 @@ async def async_wait_until(condition: Callable[[], object], timeout: float = 30)
     return value
 
 
-async def wait_until_in_thread(condition: Callable[[], Value], timeout: float = 30) -> Value:
+async def wait_until_in_thread(condition: Callable[[], Value], timeout: float = 60) -> Value:
     """Wait for a condition that blocks, for example one that asks a gateway."""
     return await asyncio.to_thread(wait_until, condition, timeout)
 

@@ -3,12 +3,15 @@
 GatepostError
 ├── InvalidRequest            400 invalid_request
 │   ├── InvalidId             400 invalid_id
+│   ├── ReservedName          400 reserved_name
 │   ├── InvalidTargets        400 invalid_targets
 │   ├── ExpiresTooSoon        400 expires_too_soon
 │   ├── NoRoute               400 no_route
 │   ├── MissingRouteFields    400 missing_route_fields
 │   ├── InvalidPolicy         400 invalid_policy
+│   ├── InvalidContract       400 invalid_contract
 │   ├── ContractMismatch      400 contract_mismatch
+│   ├── ProofRejected         400 proof_rejected
 │   └── MalformedEvent        400 malformed_event
 ├── Unauthorized              401 unauthorized
 │   ├── InvalidToken          401 invalid_token
@@ -23,6 +26,7 @@ GatepostError
 │   ├── Revoked               403 revoked
 │   ├── InsufficientScope     403 insufficient_scope
 │   ├── PolicyDenied          403 policy_denied
+│   ├── ForeignSkill          403 foreign_skill
 │   └── RoomViolation         403 room_violation
 ├── NotFound                  404 not_found
 │   ├── UnknownNode           404 unknown_node
@@ -45,6 +49,7 @@ GatepostError
 ├── PayloadTooLarge           413 payload_too_large
 ├── MailboxFull               429 mailbox_full
 ├── TaskQueueFull             429 task_queue_full
+├── ContractStoreFull         429 contract_store_full
 ├── RoomFull                  429 room_full
 ├── TooManyAgents             429 too_many_agents
 ├── TooManyMailboxes          429 too_many_mailboxes
@@ -54,7 +59,9 @@ GatepostError
 ├── TaskFailed                502 task_failed
 ├── LaunchFailed              502 launch_failed
 ├── Unavailable               503 unavailable
+│   ├── ExtraMissing          503 extra_missing
 │   ├── StorageFailed         503 storage_failed
+│   ├── ContractUnchecked     503 contract_unchecked
 │   └── WrongHost             503 wrong_host
 ├── DeadlineExceeded          504 deadline_exceeded
 ├── ConfigError               a settings file or variable that cannot be used
@@ -64,9 +71,11 @@ GatepostError
 ├── EncryptionError           an encrypted payload that cannot be decrypted
 ├── ChainError                a hash chain or signed head that does not verify
 ├── ArchiveError              an archive that cannot be read or continued
+│   └── ArchiveTooNew         written by a newer Gatepost
 ├── PipelineError             a pipeline job that cannot continue
 │   ├── PipelineMissing       a dependency is not installed: PySpark or Java
-│   └── TablesBusy            another job works on the same tables
+│   ├── TablesBusy            another job works on the same tables
+│   └── TablesFull            no space is left for them
 └── JournalError              a journal that cannot be opened
     ├── JournalLocked         another gateway holds it
     ├── JournalTooNew         written by a newer Gatepost
@@ -99,6 +108,12 @@ class InvalidId(InvalidRequest):
     code = "invalid_id"
 
 
+class ReservedName(InvalidRequest):
+    """A name that stands for a gateway, its hub or its operator."""
+
+    code = "reserved_name"
+
+
 class InvalidTargets(InvalidRequest):
     code = "invalid_targets"
 
@@ -121,10 +136,20 @@ class InvalidPolicy(InvalidRequest):
     code = "invalid_policy"
 
 
+class InvalidContract(InvalidRequest):
+    """A contract whose schemas cannot be read, compiled or checked within the limits."""
+
+    code = "invalid_contract"
+
+
 class ContractMismatch(InvalidRequest):
     """An input or result that does not fit the contract of its capability."""
 
     code = "contract_mismatch"
+
+
+class ProofRejected(InvalidRequest):
+    code = "proof_rejected"
 
 
 class MalformedEvent(InvalidRequest):
@@ -183,6 +208,12 @@ class PolicyDenied(Forbidden):
     """No policy permits this, or one forbids it."""
 
     code = "policy_denied"
+
+
+class ForeignSkill(Forbidden):
+    """A delegation skill that does not come from the gateway of its capability's owner."""
+
+    code = "foreign_skill"
 
 
 class RoomViolation(Forbidden):
@@ -279,6 +310,12 @@ class TaskQueueFull(GatepostError):
     code, status = "task_queue_full", 429
 
 
+class ContractStoreFull(GatepostError):
+    """A node has brought as many contracts as a gateway keeps of one."""
+
+    code, status = "contract_store_full", 429
+
+
 class RoomFull(GatepostError):
     code, status = "room_full", 429
 
@@ -300,7 +337,7 @@ class InternalError(GatepostError):
 
 
 class TurnFailed(GatepostError):
-    """The receiver's turn did not succeed. `outcome`: failed, dead_letter or expired."""
+    """The receiver's turn did not succeed. `outcome`: dead_letter or expired, if it is known."""
 
     code, status = "turn_failed", 502
 
@@ -308,7 +345,7 @@ class TurnFailed(GatepostError):
         self, message: str, *, retry_after: float | None = None, outcome: str | None = None
     ) -> None:
         super().__init__(message, retry_after=retry_after)
-        self.outcome = outcome or "failed"
+        self.outcome = outcome
 
 
 class TaskFailed(GatepostError):
@@ -333,8 +370,20 @@ class Unavailable(GatepostError):
     code, status = "unavailable", 503
 
 
+class ExtraMissing(Unavailable):
+    """A part of Gatepost that is not installed is needed for this."""
+
+    code = "extra_missing"
+
+
 class StorageFailed(Unavailable):
     code = "storage_failed"
+
+
+class ContractUnchecked(Unavailable):
+    """A content that has not been checked against its contract: there is no verdict yet."""
+
+    code = "contract_unchecked"
 
 
 class WrongHost(Unavailable):
@@ -375,6 +424,10 @@ class ArchiveError(GatepostError):
     code = "archive_error"
 
 
+class ArchiveTooNew(ArchiveError):
+    code = "archive_too_new"
+
+
 class PipelineError(GatepostError):
     code = "pipeline_error"
 
@@ -385,6 +438,10 @@ class PipelineMissing(PipelineError):
 
 class TablesBusy(PipelineError):
     code = "tables_busy"
+
+
+class TablesFull(PipelineError):
+    code = "tables_full"
 
 
 class JournalError(GatepostError):

@@ -34,12 +34,12 @@ from gatepost.access.auth_messages import (
 )
 from gatepost.access.node_invites import IssuedNodeInvite
 from gatepost.access.node_revocation import RevocationResult
-from gatepost.agent_tokens import AgentTokens
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.journal import Database, Tx, Writer, open_memory_journal
 from gatepost.testing import ManualClock
-from gatepost.wire import Tier
+from gatepost.wire.agent_tokens import AgentTokens
+from gatepost.wire.operations import Tier
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@ import pytest
 
 from gatepost.access import AgentSession, RefreshTokenReuse, Scope
 from gatepost.access.auth_messages import ContextToken, ContextTokenRequest
-from gatepost.agent_tokens import AgentTokens
 from gatepost.errors import TokenReused
+from gatepost.wire.agent_tokens import AgentTokens
 from tests.access.harness import DAY, START, AccessHarness, refused
 
 MINUTE = 60_000

@@ -5,7 +5,7 @@ import pytest
 from gatepost.access import Scope, agent_invites, grants
 from gatepost.access.agent_invites import IssuedAgentInvite
 from gatepost.access.auth_messages import AgentInviteRequest, ContextTokenRequest
-from gatepost.agent_tokens import AgentTokens
+from gatepost.wire.agent_tokens import AgentTokens
 from tests.access.harness import DAY, AccessHarness, refused
 
 ADMIN = (Scope.ADMIN_ACCESS, Scope.MESSAGE_READ)

@@ -517,6 +517,19 @@ def test_a_keyless_node_has_one_identity_that_no_other_node_takes() -> None:
         harness.exchange(harness.joiner("eve", "pad").with_invite(harness.invite().token))
 
 
+def test_a_second_ticket_of_a_used_invite_opens_nothing_for_a_keyless_node() -> None:
+    """With a key, the same node comes back with such a ticket: it proved the key for it."""
+    harness = AccessHarness(policy=KEYLESS_POLICY)
+    token = harness.invite("pad").token
+    first, second = (
+        harness.exchange(ExchangeRequest(node_id="pad", nonce=nonce * 24, invite_token=token))
+        for nonce in ("n", "m")
+    )
+    harness.admit(first.ws_ticket)
+    with refused("token_already_used"):
+        harness.admit(second.ws_ticket)
+
+
 def test_a_node_with_a_key_proves_it_though_others_need_none() -> None:
     harness = AccessHarness(policy=KEYLESS_POLICY)
     request = harness.joiner("mbp-jane").with_invite(harness.invite().token)

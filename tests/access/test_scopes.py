@@ -14,8 +14,9 @@ from gatepost.access.scopes import (
     authorize_op,
     scopes_cover,
 )
-from gatepost.task_wire import ReportAction, TaskAwait, TaskCancel, TaskReport, TaskReports
-from gatepost.wire import Ack, Await, Op, Operation
+from gatepost.wire.frame_types import Op
+from gatepost.wire.operations import Ack, Await, Operation
+from gatepost.wire.tasks import ReportAction, TaskAwait, TaskCancel, TaskReport, TaskReports
 from tests.access.harness import refused
 
 TYPES: tuple[type[Op], ...] = get_args(Operation)

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gatepost.access import Scope, agent_invites, node_invites
 from gatepost.access.auth_messages import ContextTokenRequest, ExchangeRequest
 from gatepost.access.tokens import decode_b64
-from gatepost.agent_tokens import AgentTokens
 from gatepost.errors import GatepostError
+from gatepost.wire.agent_tokens import AgentTokens
 from tests.access.harness import AccessHarness
 
 

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
-from gatepost.events import EventIdGenerator, NodeKey, Receipt, encode_payload
+from gatepost.events import Envelope, EventIdGenerator, NodeKey, Receipt, encode_payload
 from gatepost.journal import Tx, Writer, open_memory_journal
-from gatepost.journal.outbox import EventDraft, Outbox
+from gatepost.journal.outbox import Outbox
 from gatepost.journal.writer import WriteJob
 from gatepost.testing import ManualClock
 
@@ -54,7 +54,7 @@ class ArchiveHarness:
         outbox = Outbox(NODE, self.incarnation, self.key)
         self.writer = Writer(self.connection, self.clock, lambda _: None, participants=(outbox,))
 
-    def group(self, *drafts: EventDraft) -> None:
+    def group(self, *drafts: Envelope) -> None:
         """One commit group."""
         jobs: list[WriteJob] = [(partial(_append, draft), lambda *_: None) for draft in drafts]
         assert not [error for _, _, error in self.writer.run_group(jobs) if error]
@@ -63,13 +63,13 @@ class ArchiveHarness:
         for size in sizes:
             self.group(*(self.message() for _ in range(size)))
 
-    def message(self, **fields: Any) -> EventDraft:
+    def message(self, **fields: Any) -> Envelope:
         id = self.ids.next_id()
         given = {"kind": "message", "source_agent_id": "al", "to_agent_id": "bob", "corr_id": id}
-        return EventDraft(**{"event_id": id, **given, **fields})
+        return Envelope(**{"event_id": id, **given, **fields})
 
-    def ack(self, ref: EventDraft, receipt: Receipt) -> EventDraft:
-        return EventDraft(
+    def ack(self, ref: Envelope, receipt: Receipt) -> Envelope:
+        return Envelope(
             event_id=self.ids.next_id(),
             kind="ack",
             source_agent_id="bob",
@@ -116,5 +116,5 @@ class ArchiveHarness:
         return {str(p.relative_to(self.root)) for p in self.root.rglob("*") if p.is_file()}
 
 
-def _append(draft: EventDraft, tx: Tx) -> None:
+def _append(draft: Envelope, tx: Tx) -> None:
     tx.append_event(draft)

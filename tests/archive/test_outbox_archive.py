@@ -14,10 +14,10 @@ import pytest
 import gatepost
 from gatepost.archive import manifest, outbox_archive
 from gatepost.archive.archive_store import ArchiveStore
-from gatepost.archive.outbox_archive import prune_outbox
 from gatepost.archive.verification import verify_archive
 from gatepost.errors import ArchiveError, ChainError, StorageFailed
 from gatepost.events import NodeKey
+from gatepost.journal.outbox_pruning import prune_outbox
 from gatepost.pipeline import read_plan
 from gatepost.pipeline.archive_reader import ArchiveReader as Reader
 from gatepost.testing import ManualClock

@@ -35,12 +35,13 @@ def _said(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_envelope_in_full(harness: ArchiveHarness) -> None:
-    cause = harness.ids.next_id()
+    cause, first = harness.ids.next_id(), harness.ids.next_id()
     draft = harness.message(
         to_node_id="node-2",
         pair_seq=7,
         pair_base=3,
         causation_id=cause,
+        origin_event_id=first,
         expires_at=NOW + 5,
         attempt=2,
         priority=4,
@@ -61,6 +62,7 @@ def test_an_envelope_in_full(harness: ArchiveHarness) -> None:
         "prev_seq_to": 1,
         "corr_id": draft.event_id,
         "causation_id": parse_event_id(cause),
+        "origin_id": parse_event_id(first),
         "created_at": NOW,
         "expires_at": NOW + 5,
         "attempt": 2,
@@ -85,8 +87,8 @@ def test_an_envelope_in_full(harness: ArchiveHarness) -> None:
         ("ack", Receipt(status="refused", reason="full"), {"status": "refused", "reason": "full"}),
         (
             "ack",
-            Receipt(status="processed", outcome="failed", reason="x"),
-            {"status": "processed", "outcome": "failed", "reason": "x"},
+            Receipt(status="processed", outcome="dead_letter", reason="x"),
+            {"status": "processed", "outcome": "dead_letter", "reason": "x"},
         ),
         (
             "dead_letter",

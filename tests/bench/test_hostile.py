@@ -13,9 +13,11 @@ from gatepost.bench.hostile import (
     render_result,
 )
 from gatepost.bench.hostile_connections import BEHAVIOURS
+from tests.conftest import choose
 
-# A shorter wait is no harm, however fast it usually goes: the machine may be busy.
-_LEAST_MS = 2000.0
+# A shorter wait is no harm, however fast it usually goes: the machine may be busy. The full run is
+# for a machine that does nothing else.
+_LEAST_MS = choose(2000, 0)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,14 @@ def test_agents_wait_less_than_five_times_as_long_beside_a_crowd(
     print(f"p99 {result.quiet.p99_ms:.1f} ms, crowded {result.crowded.p99_ms:.1f} ms")
     assert result.crowded.p99_ms < max(5 * result.quiet.p99_ms, _LEAST_MS)
     assert result.crowded.turns > 0
+
+
+def test_agents_wait_less_than_five_times_as_long_beside_hostile_sessions(
+    result: HostileBenchResult,
+) -> None:
+    print(f"p99 {result.quiet.p99_ms:.1f} ms, {result.beside_sessions.p99_ms:.1f} ms beside them")
+    assert result.beside_sessions.p99_ms < max(5 * result.quiet.p99_ms, _LEAST_MS)
+    assert result.beside_sessions.turns > 0
 
 
 def test_strangers_of_every_sort_were_there(result: HostileBenchResult) -> None:

@@ -19,15 +19,18 @@ from gatepost.bench.pipeline import (
 @pytest.mark.timeout(600)
 def test_a_full_run_and_one_percent_more_take_in_every_event(tmp_path: Path) -> None:
     steps: list[str] = []
-    result = bench_pipeline(tmp_path, PipelineBenchOptions(sizes=(20_000,), nodes=3), steps.append)
+    options = PipelineBenchOptions(sizes=(20_000,), nodes=3, hours=48, engines=("local", "sql"))
+    result = bench_pipeline(tmp_path, options, steps.append)
     (size,) = result.sizes
+    assert {each.events for each in size.engines.values()} == {size.events}
     assert size.full.events + size.more.events == size.events
     assert 0 < size.more.events < size.events // 10
     assert min(size.full.per_sec, size.full.peak_mib, size.full.session_seconds, size.share) > 0
-    assert len(steps) == 5
+    assert len(steps) == 7
     assert list(tmp_path.iterdir()) == []
     console = Console(width=110, record=True, file=io.StringIO())
     console.print(render_result(result))
     shown = console.export_text()
     assert all(row in shown for row in ("lifecycle + SLO", "full run", "one percent more"))
+    assert "all tables, --engine sql" in shown and "over 48 hours" in shown
     assert msgspec.json.decode(msgspec.json.encode(result), type=PipelineBenchResult) == result

@@ -11,6 +11,7 @@ from gatepost.bench.pipeline_shapes import (
     ArchiveShape,
     measure_shape,
     render_shape,
+    shape_named,
     write_shaped_archive,
 )
 from gatepost.pipeline import small_tables
@@ -51,6 +52,24 @@ def test_many_nodes_are_each_counted(tmp_path: Path) -> None:
     assert backfill_tables(LocalTransport(), str(archive), tables).events == 900
     sent = [row["sent"] for row in small_tables.read_rows(tables, TRAFFIC)]
     assert sent == [15] * 20
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "segments", "events"),
+    [
+        ("many-nodes", 3000, 100, 9_000_000),
+        ("many-nodes", None, 10, 300_000),
+        ("one-sender", 5, None, 30_000_000),
+        ("one-sender", None, 10, 3_000_000),
+    ],
+)
+def test_a_shape_takes_other_numbers_of_nodes_and_segments(
+    name: str, nodes: int | None, segments: int | None, events: int
+) -> None:
+    shape = shape_named(name, nodes, segments)
+    assert shape.events == events
+    assert shape.nodes == (nodes or SHAPES[name].nodes)
+    assert shape.deliveries_per_segment == SHAPES[name].deliveries_per_segment
 
 
 @pytest.mark.full

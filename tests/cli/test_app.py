@@ -34,10 +34,16 @@ def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
-def test_a_summary_is_the_first_line_of_the_docstring(entry: CommandEntry) -> None:
+def test_the_summary_in_the_source_is_the_first_line_of_the_docstring(entry: CommandEntry) -> None:
     module, _, name = entry.function.partition(":")
     function = getattr(importlib.import_module(f"gatepost.cli.commands.{module}"), name)
     assert (inspect.getdoc(function) or "").partition("\n")[0] == entry.summary
+    assert entry.summary.endswith(".")
+
+
+def test_no_two_commands_share_their_function_or_their_summary() -> None:
+    assert len({entry.function for entry in COMMANDS}) == len(COMMANDS)
+    assert len({entry.summary for entry in COMMANDS}) == len(COMMANDS)
 
 
 def test_every_family_has_commands() -> None:

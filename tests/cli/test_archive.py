@@ -1,5 +1,6 @@
 """`gatepost archive`: looking at an archive, and verifying it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,36 @@ def test_an_empty_folder_is_no_archive(cli: Cli, tmp_path: Path) -> None:
     assert (result.code, result.error["code"]) == (1, "not_found")
 
 
-def test_a_whole_archive_is_called_so(cli: Cli, archive: Path) -> None:
-    assert cli.ok("archive", "verify", str(archive)).endswith("complete and authentic\n")
+def test_a_whole_archive_is_called_authentic_and_not_complete(cli: Cli, archive: Path) -> None:
+    shown = cli.ok("archive", "verify", str(archive))
+    assert shown.endswith(f"in {archive}: authentic; not proven: newest\n")
+    assert "complete" not in shown
     assert cli.json("archive", "verify", str(archive))["findings"] == []
+
+
+def test_a_lone_archive_is_not_called_the_newest(cli: Cli, tmp_path: Path) -> None:
+    generate_archive(str(tmp_path / "a"), SynthOptions(events=2000, nodes=3))
+    facts = tmp_path / "a" / "room"
+    others = [file.rename(tmp_path / file.name) for file in sorted(facts.iterdir())]
+    shown = cli.ok("archive", "verify", str(tmp_path / "a"))
+    assert "node-02: not proven: newest; highest head seen by others: none\n" in shown
+    (reach, *_) = cli.json("archive", "verify", str(tmp_path / "a"))["reaches"]
+    assert reach["seen_through"] is None
+    manifest_file = tmp_path / "a" / "node=node-02" / "_manifest.json"
+    listed = json.loads(manifest_file.read_bytes())
+    cut = listed["segments"].pop()
+    (tmp_path / "a" / "node=node-02" / cut["path"]).unlink()
+    manifest_file.write_text(json.dumps(listed))
+    heads = [part for file in others for part in ("--heads", str(file))]
+    result = cli("archive", "verify", str(tmp_path / "a"), *heads)
+    assert result.code == 1
+    assert "not_newest" in result.out
+    assert f"{cut['first']} to " in result.out
+
+
+def test_a_file_of_heads_that_is_none_is_a_usage_problem(cli: Cli, archive: Path) -> None:
+    result = cli("archive", "verify", str(archive), "--heads", str(archive / "none"), "--json")
+    assert (result.code, result.error["code"]) == (2, "usage")
 
 
 def test_findings_are_listed_and_the_exit_code_tells(cli: Cli, tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ def test_a_capability_is_published_listed_and_withdrawn(
     cli: Cli, agent: str, tmp_path: Path
 ) -> None:
     said = cli.ok("capability", "publish", describe(tmp_path, agent))
-    assert said == f"paint 2.0 is published for {agent}\n"
+    assert said.startswith(f"paint 2.0 is published for {agent}\n{agent} states no executor skills")
     assert f"paint\t2.0\t{agent}" in cli.ok("capability", "list")
     shown = cli.ok("capability", "health", "paint")
     assert shown.startswith(f"paint 2.0 of {agent}, active") and "open reviews: 0" in shown
-    made = cli.json("task", "create", "--capability", "paint", "paint it")
+    made = cli.json("task", "create", "--capability", "paint", "paint it", "--may-wait")
     assert (made["agent_name"], made["capability_id"]) == (agent, "paint")
     cli.ok("capability", "publish", describe(tmp_path, agent, status="deprecated"))
     assert "deprecated" in cli.ok("capability", "list")
@@ -42,7 +42,22 @@ def test_a_capability_is_published_listed_and_withdrawn(
     assert "paint" not in cli.ok("capability", "list")
     refused = cli("--json", "task", "create", "--capability", "paint", "paint it")
     assert refused.error["code"] == "no_route"
-    cli.ok("capability", "reviews")
+    cli.ok("reviews", "list")
+
+
+def test_a_file_with_the_names_of_the_catalog_is_published(
+    cli: Cli, agent: str, tmp_path: Path
+) -> None:
+    file = Path(describe(tmp_path, agent))
+    camel = {
+        "capability_id": "capabilityId", "owner_agent_id": "ownerAgentId",
+        "delegation_skill": "delegationSkillRef", "executor_skill": "executorSkillRef",
+        "default_eta_seconds": "defaultEtaSeconds", "contract": "contractSchemaRef",
+    }  # fmt: skip
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({camel.get(name, name): document[name] for name in document}))
+    assert "is published" in cli.ok("capability", "publish", str(file))
+    cli.ok("capability", "unpublish", "paint")
 
 
 @pytest.mark.parametrize(

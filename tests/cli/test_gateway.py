@@ -94,7 +94,9 @@ def test_logs_are_json_where_nobody_looks(tmp_path: Path) -> None:
     cli = Cli(tmp_path / "state")
     with cli.running("up", "--port", "0") as process:
         assert process.stderr is not None
-        assert "listens on" in json.loads(process.stderr.readline())["message"]
+        # As root, a warning comes first.
+        said = iter(process.stderr.readline, "")
+        assert any("listens on" in json.loads(line)["message"] for line in said)
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=20)
     assert all(json.loads(line) for line in rest.splitlines())
@@ -120,3 +122,47 @@ def test_a_state_directory_that_cannot_be_looked_into_is_one_line(tmp_path: Path
         result = cli(*command, "--json")
         assert result.code != 0
         assert result.error["code"] in {"storage_failed", "config_error", "unreachable"}, result
+
+
+# -- in the background
+
+
+def test_a_gateway_in_the_background_answers_when_its_command_returns(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "state")
+    started = cli.in_own_process("up", "--detach", "--port", "0", "--json")
+    assert started.code == 0, started
+    try:
+        assert cli.json("status")["url"] == started.document["url"]
+        waited = cli.json("up", "--wait")
+        assert waited["pid"] == started.document["pid"]
+        log = tmp_path / "state" / "gateway.log"
+        assert "listens on" in log.read_text()
+        assert mode(log) == 0o600
+    finally:
+        stopped = cli.json("down")
+    assert stopped["pid"] == started.document["pid"]
+    assert cli("status").code == 3
+
+
+def test_a_start_in_the_background_reports_why_it_failed(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        cli = Cli(tmp_path / "state")
+        result = cli.in_own_process("up", "--detach", "--port", port, "--json")
+    assert (result.code, result.error["code"]) == (1, "config_error")
+    assert f":{port}" in result.error["message"]
+
+
+def test_waiting_for_a_gateway_that_is_never_started_ends(tmp_path: Path) -> None:
+    result = Cli(tmp_path / "state")("up", "--wait", "--timeout", "0.1")
+    assert (result.code, "no gateway answers" in result.err) == (3, True)
+    assert not (tmp_path / "state").exists()
+
+
+def test_detaching_and_waiting_exclude_each_other(tmp_path: Path) -> None:
+    assert Cli(tmp_path / "state")("up", "--wait", "--detach").code == 2
+
+
+def test_there_is_nothing_to_stop_where_no_gateway_runs(tmp_path: Path) -> None:
+    result = Cli(tmp_path / "state")("down")
+    assert (result.code, "no gateway runs on" in result.err) == (3, True)

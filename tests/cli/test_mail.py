@@ -4,7 +4,7 @@ from tests.cli.conftest import Cli
 def test_inbox_looks_without_taking(cli: Cli, agent: str) -> None:
     id = cli.message_to(agent)
     header, row = cli.ok("inbox", agent).splitlines()
-    assert header.split("\t") == ["Message", "From", "Age", "Attempt", "State", "Size"]
+    assert header.split("\t") == ["Message", "From", "Age", "Retries", "State", "Size"]
     assert row.split("\t")[0:2] == [id, "cli"]
     assert row.split("\t")[4] == "pending"
     assert len(cli.take(agent)) == 1
@@ -171,3 +171,12 @@ def test_a_nack_without_retry_makes_a_dead_letter(cli: Cli, agent: str) -> None:
     cli.ok("nack", agent, message["receipt"], "--no-retry", "--reason", "not mine")
     (letter,) = cli.json("dlq", "list", agent)["messages"]
     assert letter["reason"] == "rejected: not mine"
+
+
+def test_an_alias_is_given_listed_used_and_removed(cli: Cli, agent: str) -> None:
+    alias = f"{agent}-too"
+    assert f"{alias}\t{agent}" in cli.ok("agent", "alias", agent, alias)
+    cli.ok("send", alias, "hello")
+    assert "hello" in cli.ok("inbox", agent, "--take")
+    assert alias not in cli.ok("agent", "alias", "--remove", alias)
+    assert cli("agent", "alias", agent).code == 2

@@ -3,8 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from gatepost.bench.hostile import HostileBenchOptions, HostileBenchResult, TurnLatency
+from gatepost.bench.mailbox import describe_machine
 from gatepost.cli.commands.messages.trace import _print_journey
-from gatepost.gateway.api.report_views import Journey, JourneyStep
+from gatepost.ledger import TERMS
+from gatepost.wire.report_views import Journey, JourneyStep
 from tests.cli.conftest import Cli
 
 
@@ -33,7 +36,11 @@ def test_status_counts_each_mailbox(cli: Cli, agent: str) -> None:
     cli.message_to(agent)
     text = cli.ok("status")
     assert "accepting messages" in text
-    assert f"{agent}\t1\t0\t0" in text.splitlines()
+    (ledger,) = [line for line in text.splitlines() if " sent = " in line]
+    assert re.findall("[a-z ]*[a-z]", ledger) == [
+        " sent",
+        *(f" {t}".replace("_", " ") for t in TERMS),
+    ]
     status = cli.json("status")
     assert status["gateway"]["accepting"] is True
     (counts,) = [box for box in status["mailboxes"] if box["name"] == agent]
@@ -47,6 +54,15 @@ def test_trace_does_not_wait_for_the_turn_of_a_message_that_has_left_the_journal
     sent = JourneyStep(1, "ann", "sent", "m1", "message", "al", "bo", "bob")
     _print_journey(Journey("m1", "m1", ["m1"], [sent], ended=["m1"]))
     assert "its delivery has ended; bob knows the outcome" in capsys.readouterr().out
+
+
+def test_trace_says_in_words_how_far_a_clock_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    sent = JourneyStep(1, "ann", "sent", "m1", "message", "al", "bo", "bob")
+    clocks = {"bob": 3_600_377, "cat": -5_400_000}
+    _print_journey(Journey("m1", "m1", ["m1"], [sent], clocks=clocks))
+    said = capsys.readouterr().out
+    assert "the clock of bob is 1.0 h ahead; its times are corrected" in said
+    assert "the clock of cat is 1.5 h behind; its times are corrected" in said
 
 
 def test_trace_tells_a_journey_with_its_times(cli: Cli, agent: str) -> None:
@@ -139,7 +155,7 @@ def test_ids_stay_whole_on_any_terminal(cli: Cli, agent: str) -> None:
     assert all(id in text for text in seen.values())
     for columns in (80, 120):
         header, row = re.sub(r"\x1b\[[\d;]*m", "", seen[columns]).splitlines()
-        assert header.split() == ["Message", "From", "Age", "Attempt", "State", "Size"]
+        assert header.split() == ["Message", "From", "Age", "Retries", "State", "Size"]
         assert len(row) <= columns
 
 
@@ -164,3 +180,23 @@ def test_bench_measures_a_gateway_of_its_own(tmp_path: Path) -> None:
     assert (result.code, result.err) == (0, "")
     assert result.document["throughput"]["messages"] == 300
     assert not list((tmp_path / "state").glob("bench-*"))
+
+
+def test_bench_hostile_measures_with_the_options_of_its_command(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[HostileBenchOptions] = []
+
+    def measure(state_dir: Path, options: HostileBenchOptions) -> HostileBenchResult:
+        found.append(options)
+        waits = TurnLatency(1, 1.0, 1.0)
+        return HostileBenchResult(describe_machine(), options, waits, waits, waits, {})
+
+    monkeypatch.setattr("gatepost.bench.hostile.bench_hostile", measure)
+    cli("bench", "hostile")
+    given = ("--connections", "30", "--sessions", "3", "--agents", "4", "--secs", "5")
+    cli("bench", "hostile", *given)
+    assert found == [
+        HostileBenchOptions(),
+        HostileBenchOptions(connections=30, sessions=3, agents=4, secs=5),
+    ]

@@ -4,6 +4,7 @@ One Spark session serves all commands here, as it would in a notebook: its JVM i
 """
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 from gatepost.cli.problems import ExitCode
 from gatepost.cli.runner import run_command
 from tests.cli.conftest import Cli, gateway
+from tests.pipeline.spark_interface import scanned_rows, shown_queries
 from tests.waiting import wait_until
 
 COMMANDS = [
@@ -31,9 +33,17 @@ COMMANDS = [
 ]
 
 
+# What these tests are about is the same on every engine, and this one needs no JVM.
+LOCAL = ("--engine", "local")
+
+
 class Made(NamedTuple):
     archive: str
     tables: str
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return ("--archive", self.archive, "--tables", self.tables)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         )
         == 0
     )
-    assert run_command(["pipeline", "run", "--archive", made.archive, "--tables", made.tables]) == 0
+    assert run_command(["pipeline", "run", *made.places, *LOCAL]) == 0
     return made
 
 
@@ -81,13 +91,15 @@ def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixt
 
 
 def test_run_takes_in_what_is_new_and_sums_up(made: Made, pipeline: Any) -> None:
-    again = pipeline("run", "--archive", made.archive, "--tables", made.tables)
+    again = pipeline("run", *made.places, *LOCAL)
     lines = again.out.splitlines()
     assert (again.code, lines[0]) == (0, "no new events")
-    assert lines[3].split("\t")[:2] == ["", "Deliveries"]
+    assert (" sent = " in lines[3], lines[4].split("\t")[:2]) == (True, ["", "Deliveries"])
     assert any(line.startswith("throughput ") for line in lines)
     assert any(line.startswith("dead letter burst\t") for line in lines)
-    shown = pipeline("run", "--archive", made.archive, "--tables", made.tables, "--json")
+    assert lines[-1].startswith("in this process, without Spark: ")
+    shown = pipeline("run", *made.places, *LOCAL, "--json")
+    assert shown.document["engine"]["engine"] == "local"
     assert (shown.document["batches"], shown.document["events"]) == (0, 0)
     assert shown.document["report"]["total"]["sent"] > 400
 
@@ -97,7 +109,7 @@ def test_tables_are_not_judged_by_two_sorts_of_objectives(
 ) -> None:
     promises = tmp_path / "promises.toml"
     promises.write_text("sla = 60")
-    places = ("--archive", made.archive, "--tables", made.tables)
+    places = (*made.places, *LOCAL)
     shown = pipeline("run", *places, "--objectives", str(promises))
     assert (shown.code, "other objectives (sla)" in shown.err) == (ExitCode.FAILED, True)
     promises.write_text("sla = 'soon'")
@@ -106,7 +118,8 @@ def test_tables_are_not_judged_by_two_sorts_of_objectives(
 
 
 def test_run_on_an_empty_folder_says_so(pipeline: Any, tmp_path: Path) -> None:
-    shown = pipeline("run", "--archive", str(tmp_path / "a"), "--tables", str(tmp_path / "t"))
+    places = Made(str(tmp_path / "a"), str(tmp_path / "t")).places
+    shown = pipeline("run", *places, *LOCAL)
     assert (shown.code, "no segment was archived there yet" in shown.err) == (ExitCode.FAILED, True)
 
 
@@ -115,7 +128,7 @@ def test_a_broken_segment_is_named_and_the_rest_is_taken_in(pipeline: Any, tmp_p
     assert pipeline("synth", str(archive), "--events", "500", "--nodes", "3").code == 0
     segment = min(archive.glob("node=*/date=*/*.parquet"))
     segment.write_bytes(segment.read_bytes()[:300])
-    shown = pipeline("run", "--archive", str(archive), "--tables", str(tmp_path / "tables"))
+    shown = pipeline("run", *Made(str(archive), str(tmp_path / "tables")).places, *LOCAL)
     assert (shown.code, shown.err) == (0, "")
     said = [line for line in shown.out.splitlines() if line.startswith("set aside: ")]
     assert len(said) == 1
@@ -123,23 +136,23 @@ def test_a_broken_segment_is_named_and_the_rest_is_taken_in(pipeline: Any, tmp_p
 
 
 def test_backfill_wants_an_empty_folder(made: Made, pipeline: Any, tmp_path: Path) -> None:
-    shown = pipeline("backfill", "--archive", made.archive, "--tables", made.tables)
+    shown = pipeline("backfill", *made.places, *LOCAL)
     assert (shown.code, "choose an empty folder" in shown.err) == (1, True)
 
 
 def test_run_also_audits_and_reports(made: Made, pipeline: Any, tmp_path: Path) -> None:
-    page, places = tmp_path / "r.html", ("--archive", made.archive, "--tables", made.tables)
+    page, places = tmp_path / "r.html", (*made.places, *LOCAL)
     shown = pipeline("run", *places, "--audit", "--report", str(page))
     assert shown.code == ExitCode.FAILED
-    assert shown.out.splitlines()[-1].endswith(" events: 1 broken promise")
+    assert shown.out.splitlines()[-2].endswith(" events: 1 broken promise")
     assert page.read_text().startswith("<!doctype html>")
     shown = pipeline("run", *places, "--audit", "--json")
     assert shown.document["audit"]["violations"] == {"doubled_turn": 1}
 
 
 def test_audit_lists_what_was_broken_and_its_exit_code_tells(made: Made, pipeline: Any) -> None:
-    shown = pipeline("audit", "--archive", made.archive, "--tables", made.tables)
-    rules, counted, _, head, found, last = shown.out.splitlines()
+    shown = pipeline("audit", *made.places, *LOCAL)
+    rules, counted, _, head, found, ledger, last, engine = shown.out.splitlines()
     assert shown.code == ExitCode.FAILED
     assert (rules, head) == ("Rule\tBroken\tPromise", "Node\tSeq\tRule\tWhat was found")
     assert counted == "doubled_turn\t1\tOne event completes at most one turn."
@@ -147,31 +160,83 @@ def test_audit_lists_what_was_broken_and_its_exit_code_tells(made: Made, pipelin
     assert node.startswith("node-") and seq.isdigit()
     assert (rule, detail.startswith("processed on ")) == ("doubled_turn", True)
     assert last.endswith(" events: 1 broken promise")
+    where, rows = engine.removesuffix(" input rows").rsplit(" ", 1)
+    assert where == "in this process, without Spark:"
+    assert int(rows.replace(",", "")) > int(last.split()[0]), "the events, and the deliveries"
+    report = pipeline("report", "--tables", made.tables, "--terminal", *LOCAL)
+    assert ledger in report.out.splitlines(), "one equation, in the same words"
 
 
 def test_audit_of_a_good_archive_ends_well(pipeline: Any, tmp_path: Path) -> None:
     archive = str(tmp_path / "archive")
     assert pipeline("synth", archive, "--events", "500", "--nodes", "3").code == 0
-    shown = pipeline("audit", "--archive", archive, "--tables", str(tmp_path / "t"), "--json")
+    shown = pipeline("audit", *Made(archive, str(tmp_path / "t")).places, *LOCAL, "--json")
     assert shown.code == 0
     assert (shown.document["violations"], shown.document["samples"]) == ({}, [])
 
 
 def test_report_is_written_or_shown(made: Made, pipeline: Any, tmp_path: Path) -> None:
     target = tmp_path / "r.html"
-    shown = pipeline("report", "--tables", made.tables, "-o", str(target))
-    assert shown.out == f"written: {target}\n"
+    tables = ("--tables", made.tables, *LOCAL)
+    shown = pipeline("report", *tables, "-o", str(target))
+    assert shown.out.splitlines()[0] == f"written: {target}"
     assert target.read_text().startswith("<!doctype html>")
-    shown = pipeline("report", "--tables", made.tables, "--terminal")
+    shown = pipeline("report", *tables, "--terminal")
     assert "\tDeliveries\t" in shown.out
-    shown = pipeline("report", "--tables", made.tables, "-o", str(tmp_path / "no" / "r.html"))
+    shown = pipeline("report", *tables, "-o", str(tmp_path / "no" / "r.html"))
     assert (shown.code, "cannot be written" in shown.err) == (ExitCode.USAGE, True)
 
 
 def test_compact_says_what_went(made: Made, pipeline: Any, tmp_path: Path) -> None:
-    shown = pipeline("compact", "--tables", made.tables, "--json")
+    shown = pipeline("compact", "--tables", made.tables, *LOCAL, "--json")
     assert {"deliveries", "slo", "incidents"} <= shown.document.keys()
-    assert pipeline("compact", "--tables", str(tmp_path)).code == ExitCode.FAILED
+    assert pipeline("compact", "--tables", str(tmp_path), *LOCAL).code == ExitCode.FAILED
+
+
+def test_the_local_engine_takes_no_setting_of_spark(made: Made, pipeline: Any) -> None:
+    shown = pipeline("run", *made.places, *LOCAL, "--master", "local[2]")
+    assert (shown.code, "--engine local has no Spark" in shown.err) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize("job", ["run", "audit", "report"])
+def test_a_job_runs_on_spark_at_every_size(
+    spark: SparkSession, made: Made, pipeline: Any, tmp_path: Path, job: str
+) -> None:
+    options = {
+        "run": ("--archive", made.archive, "--tables", str(tmp_path / "tables")),
+        "audit": ("--archive", made.archive, "--tables", str(tmp_path / "tables")),
+        "report": ("--tables", made.tables, "-o", str(tmp_path / "report.html")),
+    }
+    before = shown_queries(spark)
+    shown = pipeline(job, *options[job])
+    queries = [query for id, query in shown_queries(spark).items() if id not in before]
+    assert {query["status"] for query in queries} == {"COMPLETED"}
+    assert all(scanned_rows(query) for query in queries)
+    rows = sum(int(found[1].replace(",", "")) for q in queries if (found := _rows_of(q)))
+    executions = "1 SQL execution" if len(queries) == 1 else f"{len(queries)} SQL executions"
+    assert rows > 1000
+    last = re.sub(r"start \d+\.\d s", "start … s", shown.out.splitlines()[-1])
+    assert last == (
+        f"Spark {spark.version} on local[2]: 1 executor, 2 cores, session start … s,"
+        f" {executions}, {rows:,} input rows"
+    )
+
+
+def _rows_of(query: Any) -> re.Match[str] | None:
+    return re.search(r": ([\d,]+) rows in \d+ share", query["description"])
+
+
+def test_one_session_runs_audits_and_reports(
+    spark: SparkSession, made: Made, pipeline: Any, tmp_path: Path
+) -> None:
+    places = Made(made.archive, str(tmp_path / "tables")).places
+    shown = pipeline("run", *places, "--audit", "--report", str(tmp_path / "r.html"), "--json")
+    engine = shown.document["engine"]
+    assert (engine["engine"], engine["master"], engine["executors"]) == ("spark", "local[2]", 1)
+    assert shown.document["audit"]["engine"] == engine
+    assert engine["sql_executions"] >= 6
+    # Files are checked, then read, then audited.
+    assert engine["input_rows"] > 3 * shown.document["events"]
 
 
 def test_replay_without_a_gateway_only_looks(
@@ -259,7 +324,7 @@ def _is_spark(process: psutil.Process) -> bool:
 
 def test_ctrl_c_while_spark_starts_leaves_no_jvm_behind(tmp_path: Path) -> None:
     cli = _cli(tmp_path)
-    arguments = ("pipeline", "compact", "--tables", str(tmp_path), "--master", "local[1]")
+    arguments = ("pipeline", "query", "SELECT 1", "--tables", str(tmp_path), "--master", "local[1]")
     with cli.running(*arguments) as process:
         started = psutil.Process(process.pid)
         jvms = wait_until(

@@ -1,8 +1,12 @@
 import json
+import signal
 import time
 from pathlib import Path
 
+from gatepost.cli.message_outcome import DEFAULT_WAIT_SECS
+from gatepost.mailbox import MailboxPolicy
 from tests.cli.conftest import Cli
+from tests.waiting import wait_until
 
 
 def test_prints_the_event_id_and_its_state(cli: Cli, agent: str) -> None:
@@ -211,3 +215,41 @@ def test_a_message_may_wait_for_a_moment(cli: Cli, agent: str) -> None:
     assert (result.code, "is no time" in result.err) == (2, True)
     result = cli("send", agent, "x", "--not-before", "+1h", "--ttl", "60")
     assert (result.code, "would expire before" in result.err) == (1, True)
+
+
+def test_a_wait_is_longer_than_the_retries_of_a_turn_that_fails() -> None:
+    policy = MailboxPolicy()
+    retries = sum(policy.backoff_after(attempt) for attempt in range(policy.max_retries))
+    assert retries / 1000 < DEFAULT_WAIT_SECS
+
+
+def test_an_interrupted_wait_names_the_message_that_goes_on(cli: Cli, agent: str) -> None:
+    with cli.running("send", agent, "hello", "--wait", "processed") as process:
+        wait_until(lambda: bool(cli.json("inbox", agent)["messages"]))
+        (mail,) = cli.json("inbox", agent)["messages"]
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    # The command may not have its answer yet when the message is in the mailbox.
+    id = mail["msg_id"]
+    assert f"`gatepost await {id}`" in said or f"`gatepost trace {id}`" in said
+
+
+def test_a_subject_is_shown_wherever_the_message_is_listed(cli: Cli, agent: str) -> None:
+    cli.ok("send", agent, "hello", "--subject", "change 17")
+    header, row = cli.ok("inbox", agent).splitlines()
+    assert (header.split("\t")[-1], row.split("\t")[-1]) == ("Subject", "change 17")
+    taken = cli.ok("inbox", agent, "--take")
+    assert "subject: change 17\n" in taken
+    cli.ok("nack", agent, taken.split("lease handle ")[1].split("\n")[0], "--no-retry")
+    assert cli.ok("dlq", "list", agent).splitlines()[1].endswith("\tchange 17")
+
+
+def test_a_list_without_subjects_has_no_column_for_them(cli: Cli, agent: str) -> None:
+    cli.ok("send", agent, "hello")
+    assert "Subject" not in cli.ok("inbox", agent)
+    cli.take(agent)
+
+
+def test_an_empty_subject_is_refused(cli: Cli, agent: str) -> None:
+    assert cli("send", agent, "hello", "--subject", "", "--json").error["code"] == "invalid_request"

@@ -1,13 +1,18 @@
 """`gatepost task`, on a real gateway that runs agents."""
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gatepost.cli.commands.tasks import _create_task
 from gatepost.cli.options import DEFAULT_OUTPUT
 from gatepost.cli.task_progress import TaskProgress, describe_progress
-from gatepost.task_wire import TaskView
+from gatepost.clock import SystemClock
+from gatepost.events import new_event_id
+from gatepost.wire.tasks import NewTask, TaskView
 from tests.cli.conftest import Cli
 from tests.waiting import wait_until
 
@@ -60,6 +65,55 @@ def test_cancel_ends_a_task_once(cli: Cli) -> None:
     assert cli.ok("task", "cancel", id) == f"{id} cancelled\n"
     again = cli("--json", "task", "cancel", id)
     assert (again.code, again.error["code"]) == (1, "wrong_state")
+
+
+def test_cancel_waits_for_the_end_of_the_session_and_tells_its_states(cli: Cli) -> None:
+    define(cli, "slow", "trap 'sleep 2; exit' TERM; echo begun; while :; do sleep 0.1; done")
+    id = cli.ok("task", "create", "slow", "wait").split()[0]
+    wait_until(lambda: cli.ok("task", "logs", id) == "begun\n")
+    late = cli("task", "cancel", id, "--wait", "--timeout", "0")
+    assert late.code == 1 and f"has not ended after 0 s: `gatepost task show {id}`" in late.err
+    ended = cli("task", "logs", id, "-f", "--tail", "1")
+    assert ended.code == 0 and "gatepost: the session is recycled" in ended.err
+    other = cli.ok("task", "create", "slow", "wait").split()[0]
+    wait_until(lambda: cli.ok("task", "logs", other) == "begun\n")
+    cancelled = cli("task", "cancel", other, "--wait")
+    assert (cancelled.code, cancelled.out) == (0, f"{other} cancelled\n")
+    (session,) = [
+        each for each in cli.json("task", "sessions")["sessions"] if each["task_id"] == other
+    ]
+    assert session["state"] == "recycled"
+
+
+def test_a_task_whose_creation_is_interrupted_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    class _Interrupted:
+        agent = None
+
+        def post(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    gateway: Any = _Interrupted()
+    id = new_event_id(SystemClock())
+    with pytest.raises(KeyboardInterrupt):
+        _create_task(gateway, NewTask("cli", "copy it", ["copier"], task_id=id))
+    advice = f"the task may exist already: `gatepost task show {id}`"
+    assert advice in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["create", "await"])
+def test_an_interrupted_wait_for_a_task_names_it(cli: Cli, command: str) -> None:
+    define(cli, "endless", "exec sleep 1000")
+    asked: tuple[str, ...] = ("create", "endless", "wait", "--wait")
+    if command == "await":
+        asked = ("await", cli.ok("task", "create", "endless", "wait").split()[0])
+    with cli.on_terminal("task", *asked, columns=200) as terminal:
+        terminal.read("endless")
+        terminal.process.send_signal(signal.SIGINT)
+        said = terminal.read()
+        assert terminal.process.wait(20) == 130
+    id = cli.json("task", "list")["tasks"][0]["id"]
+    assert f"the task goes on: `gatepost task await {id}` waits for its end" in said
+    cli.ok("task", "cancel", id)
 
 
 @pytest.mark.parametrize(

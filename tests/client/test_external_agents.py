@@ -11,6 +11,8 @@ import pytest
 
 from gatepost.access import Scope
 from gatepost.client import Agent, Client, SyncClient
+from gatepost.connect.agent_session_file import AgentSessionFile
+from gatepost.connect.gateway_endpoint import Target
 from gatepost.errors import (
     Forbidden,
     GatepostError,
@@ -18,10 +20,8 @@ from gatepost.errors import (
     TokenReused,
     UnknownBlob,
 )
-from gatepost.gateway_endpoint import Target
-from gatepost.session_file import SessionFile
 from gatepost.testing import GatewayProcess
-from gatepost.wire import Ack, NewSend, Send
+from gatepost.wire.operations import Ack, NewSend, Send
 from tests.gateway.admin.test_external_agents import invited
 from tests.waiting import async_wait_until
 
@@ -124,7 +124,7 @@ async def test_a_socket_ends_with_its_token_and_is_opened_again(
     host: GatewayProcess, token_file: Path
 ) -> None:
     """The clocks differ here: the token has expired at the gateway only."""
-    target = SessionFile(token_file, host.url, None).current_target()
+    target = AgentSessionFile(token_file, host.url, None).current_target()
     _shorten_tokens(host, json.loads(token_file.read_bytes())["accessToken"])
     async with Client(_agent(token_file.parent)) as client:
         await async_wait_until(lambda: client._connection._socket.problem)
@@ -142,7 +142,7 @@ def _shorten_tokens(host: GatewayProcess, token: str) -> None:
     connection.close()
 
 
-class _LosingAnswers(SessionFile):
+class _LosingAnswers(AgentSessionFile):
     """Asks the gateway, but the answer never arrives."""
 
     def _call(self, calls: object, action: str, body: object) -> object:  # type: ignore[override]
@@ -153,13 +153,13 @@ class _LosingAnswers(SessionFile):
 async def test_a_lost_answer_to_a_refresh_does_not_end_the_session(
     host: GatewayProcess, token_file: Path
 ) -> None:
-    first = SessionFile(token_file, host.url, None).current_target()
+    first = AgentSessionFile(token_file, host.url, None).current_target()
     copy = token_file.with_name("stolen.token")
     copy.write_bytes(token_file.read_bytes())
     _expire(first)
     with pytest.raises(GatepostError, match="broke"):
         _LosingAnswers(token_file, host.url, None).current_target()
-    second = SessionFile(token_file, host.url, None).current_target()
+    second = AgentSessionFile(token_file, host.url, None).current_target()
     assert second.token != first.token
     async with Client(_agent(token_file.parent)) as client:
         await client.register(_agent(token_file.parent))
@@ -167,7 +167,7 @@ async def test_a_lost_answer_to_a_refresh_does_not_end_the_session(
     stolen = json.loads(copy.read_bytes())
     copy.write_text(json.dumps(stolen | {"accessExpiresAt": 0}))
     with pytest.raises(TokenReused):
-        SessionFile(copy, host.url, None).current_target()
+        AgentSessionFile(copy, host.url, None).current_target()
 
 
 def _expire(target: Target) -> None:

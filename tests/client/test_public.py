@@ -13,6 +13,8 @@ def test_everything_public_is_named_and_nothing_else() -> None:
         "EventInfo",
         "Message",
         "Reject",
+        "Retry",
+        "SendOptions",
         "Sent",
         "Status",
         "Summary",

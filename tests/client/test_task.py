@@ -15,8 +15,8 @@ from gatepost.errors import (
     TaskFailed,
     WrongState,
 )
-from gatepost.task_wire import TaskReport
 from gatepost.testing import GatewayProcess
+from gatepost.wire.tasks import TaskReport
 from tests.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio

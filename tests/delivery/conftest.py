@@ -1,4 +1,4 @@
-"""The agents al and bob behind one gateway; and a world of three gateways: a, b and c."""
+"""The agents al and bob behind one gateway; a mesh of a, b and c in memory; and a world of them."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from gatepost.testing import ManualClock
-from gatepost.wire import Register
+from gatepost.wire.operations import Register
+from tests.delivery.mesh import Gate, Mesh
 from tests.delivery.post import Post
-from tests.delivery.world import Box, World
+from tests.delivery.world import World
 from tests.gateway.tools import opened
 
 
@@ -35,15 +36,20 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture
-def a(world: World) -> Box:
-    return world.boxes["a"]
+def mesh() -> Mesh:
+    return Mesh("a", "b", "c")
 
 
 @pytest.fixture
-def b(world: World) -> Box:
-    return world.boxes["b"]
+def a(mesh: Mesh) -> Gate:
+    return mesh["a"]
 
 
 @pytest.fixture
-def c(world: World) -> Box:
-    return world.boxes["c"]
+def b(mesh: Mesh) -> Gate:
+    return mesh["b"]
+
+
+@pytest.fixture
+def c(mesh: Mesh) -> Gate:
+    return mesh["c"]

@@ -4,9 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gatepost.events import EventKind, encode_payload
+from gatepost.events import Envelope, EventKind, encode_payload
 from gatepost.journal import Tx
-from gatepost.journal.outbox import EventDraft
 from tests.delivery.mesh import Gate
 
 
@@ -33,7 +32,7 @@ class Forger:
 
     def _draft_event(
         self, to: Gate, content: bytes | Struct | None = b'"hi"', **fields: Any
-    ) -> EventDraft:
+    ) -> Envelope:
         node = self.gate.node
         event_id = fields.pop("event_id", None) or node.event_ids.next_id()
         if isinstance(content, bytes):
@@ -47,4 +46,4 @@ class Forger:
             "to_node_id": to.id,
             "to_agent_id": to.id.upper(),
         }
-        return EventDraft(event_id=event_id, **(told | given | fields))
+        return Envelope(event_id=event_id, **(told | given | fields))

@@ -14,18 +14,17 @@ from msgspec.structs import replace
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, decode_frame
-from gatepost.delivery.links.blob_ports import FetchLimits
-from gatepost.delivery.links.peer_links import PeerLinks, PeerLinkSettings
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError
 from gatepost.events import Envelope, NodeKey, decode_event
 from gatepost.journal import Tx, open_memory_journal
-from gatepost.journal.outbox import EventDraft
 from gatepost.journal.writer import JobOutcome, WriteJob
+from gatepost.links.blob_ports import FetchLimits
+from gatepost.links.peer_links import PeerLinks, PeerLinkSettings
 from gatepost.mailbox import MailboxPolicy
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
-from gatepost.wire import NewSend, Sent
+from gatepost.wire.operations import NewSend, Sent
 
 START = 1_800_000_000_000
 WINDOW = 1 << 20
@@ -113,8 +112,14 @@ class Gate:
     def now(self) -> int:
         return self.clock.now()
 
+    def uptime(self) -> int:
+        return self.clock.now()
+
     def commit(
-        self, operation: Callable[[Tx], Any], done: Callable[[Any, GatepostError | None], None]
+        self,
+        operation: Callable[[Tx], Any],
+        done: Callable[[Any, GatepostError | None], None],
+        weight: int = 1,
     ) -> None:
         self.jobs.append((operation, done))
 
@@ -156,11 +161,11 @@ class Gate:
         found: list[str] = self.do(all)
         return found
 
-    def note(self, to: str | None, everybody: bool = False) -> None:
+    def note(self, to: str | None) -> None:
         """An event that nobody acts upon."""
-        draft = EventDraft(
+        draft = Envelope(
             event_id=self.node.event_ids.next_id(), kind="notice", source_agent_id="gateway",
-            to_node_id=to, everybody=everybody,
+            to_node_id=to,
         )  # fmt: skip
         self.do(lambda tx: tx.append_event(draft))
 

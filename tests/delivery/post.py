@@ -8,16 +8,7 @@ from msgspec import Raw
 
 from gatepost.events import decode_event
 from gatepost.gateway.api.operations import Operations
-from gatepost.wire import (
-    Ack,
-    Await,
-    Dequeue,
-    LeasedMessage,
-    Nack,
-    NewSend,
-    Send,
-    Sent,
-)
+from gatepost.wire.operations import Ack, Await, Dequeue, LeasedMessage, Nack, NewSend, Send, Sent
 from tests.waiting import async_wait_until
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
-from gatepost.delivery.abuse import INTERVAL_MS, MAX_ENTRIES, OTHERS, AbuseKind
+from gatepost.delivery.abuse import INTERVAL_MS, MAX_ENTRIES, OTHERS, STRANGERS, AbuseKind
 from gatepost.errors import InvalidRequest
 from gatepost.events import NodeKey
 from gatepost.journal import Tx, open_memory_journal
@@ -93,16 +93,68 @@ def test_only_a_report_that_becomes_an_incident_wakes_the_writer(reporter: Repor
 
 def test_sources_are_bounded_and_the_rest_is_counted_together(reporter: Reporter) -> None:
     for number in range(5000):
-        reporter.report(f"address:{number}", FORGED, "x")
+        reporter.report(f"node-{number}", FORGED, "x")
     reporter.writer.run_group([])
     counts = reporter.core.abuse.counts()
     assert sum(counts.values()) == 5000
     assert len(counts) <= MAX_ENTRIES
-    assert len(reporter.incidents()) == len(counts)
     assert counts[OTHERS, FORGED] > 4000
     reporter.clock.advance(2 * INTERVAL_MS)
     reporter.report("mallory", FORGED, "after the others went")
-    assert reporter.core.abuse.counts() == {("mallory", FORGED): 1}
+    assert reporter.core.abuse.counts()["mallory", FORGED] == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_any_number_of_addresses_is_one_incident_that_counts_them(
+    reporter: Reporter, at_once: bool
+) -> None:
+    for number in range(400):
+        reporter.report(f"address:10.0.{number // 256}.{number % 256}", FORGED, "the same datagram")
+        if not at_once:
+            reporter.writer.run_group([])
+            reporter.clock.advance(1000)
+    reporter.clock.advance(60_000)
+    reporter.report("address:10.0.0.0", FORGED, "again")
+    reporter.writer.run_group([])
+    ((subject, detail),) = reporter.incidents()
+    assert subject.startswith(f"{STRANGERS}/forged_sender@")
+    assert detail.startswith("400 sources were refused (forged_sender), such as address:10.0.0.0, ")
+    assert detail.endswith(": the same datagram")
+
+
+def test_one_address_is_named(reporter: Reporter) -> None:
+    for _ in range(9):
+        reporter.report("address:10.0.0.1", FORGED, "wrong")
+    reporter.writer.run_group([])
+    ((_, detail),) = reporter.incidents()
+    assert detail == "address:10.0.0.1 was refused (forged_sender): wrong"
+
+
+def test_a_flood_of_addresses_or_nodes_does_not_hide_a_node_that_was_named_before(
+    reporter: Reporter,
+) -> None:
+    reporter.report("mallory", FORGED, "x")
+    for number in range(2000):
+        reporter.report(f"address:{number}", FORGED, "x")
+        reporter.report(f"node-{number}", FORGED, "x")
+    reporter.report("mallory", FORGED, "x")
+    reporter.writer.run_group([])
+    assert reporter.core.abuse.counts()["mallory", FORGED] == 2
+    found = dict(reporter.incidents())
+    assert len(found) <= 18
+    assert any(subject.startswith("mallory/") for subject in found)
+    assert any("or more sources were refused" in detail for detail in found.values())
+
+
+def test_addresses_do_not_take_the_place_of_a_node_that_comes_later(reporter: Reporter) -> None:
+    for number in range(2000):
+        reporter.report(f"address:{number}", FORGED, "x")
+    reporter.report("mallory", FORGED, "x")
+    reporter.writer.run_group([])
+    assert reporter.core.abuse.counts()["mallory", FORGED] == 1
+    assert {subject.partition("/")[0] for subject, _ in reporter.incidents()} == {
+        *(STRANGERS, "mallory")
+    }
 
 
 def test_text_of_the_source_is_cut_and_cannot_control_a_terminal(reporter: Reporter) -> None:

@@ -11,11 +11,7 @@ from gatepost.errors import MailboxFull, UnknownAgent
 from gatepost.events import genesis_chain, verify_group
 from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.testing import ManualClock
-from gatepost.wire import (
-    Enqueue,
-    NewMessage,
-    Sent,
-)
+from gatepost.wire.operations import Enqueue, NewMessage, Sent
 from tests.delivery.post import Post
 from tests.journal.outbox_reader import read_heads
 

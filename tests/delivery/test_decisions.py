@@ -8,6 +8,7 @@ from gatepost.delivery.decisions import (
     ReceiptArrived,
     RerouteDelivery,
 )
+from gatepost.delivery.delivery_table import find_delivery
 from gatepost.delivery.outbox_writer import ACCEPTED, PROCESSED
 from gatepost.events import EventKind
 from gatepost.journal import Tx
@@ -41,7 +42,7 @@ def test_what_follows_from_a_decision_comes_before_the_next_one(mesh: Mesh, a: G
 
     def come_home(tx: Tx) -> None:
         a.agents.register(tx, "B")
-        found = [a.core.sender.deliveries.find(tx, id) for id in ids]
+        found = [find_delivery(tx, id) for id in ids]
         route = Route("a", "moved")
         a.coordinator.apply_decisions(tx, [RerouteDelivery(each, route) for each in found if each])
 
@@ -61,7 +62,7 @@ def _event_id(decision: object) -> str:
 @pytest.mark.parametrize("reason", ["refused", "expired"])
 def test_a_delivery_that_ended_meanwhile_is_not_given_up(mesh: Mesh, a: Gate, reason: str) -> None:
     id = a.send(mesh["b"]).event_id
-    found = a.do(lambda tx: a.core.sender.deliveries.find(tx, id))
+    found = a.do(lambda tx: find_delivery(tx, id))
     ended = [ReceiptArrived("b", id, ACCEPTED), ReceiptArrived("b", id, PROCESSED)]
     a.do(lambda tx: a.coordinator.apply_decisions(tx, ended))
     a.do(lambda tx: a.coordinator.apply_decisions(tx, [GiveUpDelivery(found, reason, "late")]))
@@ -73,7 +74,7 @@ def test_a_delivery_that_was_accepted_meanwhile_is_not_routed_elsewhere(
     mesh: Mesh, a: Gate
 ) -> None:
     id = a.send(mesh["b"]).event_id
-    found = a.do(lambda tx: a.core.sender.deliveries.find(tx, id))
+    found = a.do(lambda tx: find_delivery(tx, id))
     a.do(lambda tx: a.coordinator.apply_decisions(tx, [ReceiptArrived("b", id, ACCEPTED)]))
     before = len(a.events())
     moved = RerouteDelivery(found, Route("a", "moved"))

@@ -9,8 +9,10 @@ from gatepost.delivery.delivery_states import (
 )
 
 
-def test_nothing_leads_out_of_an_end() -> None:
-    assert not [pair for pair in TRANSITIONS if pair[0] in TERMINAL_STATES]
+def test_only_an_amendment_leads_out_of_an_end_and_to_another_one() -> None:
+    ways_out = {pair: to for pair, to in TRANSITIONS.items() if pair[0] in TERMINAL_STATES}
+    assert {input for _, input in ways_out} == {DeliveryInput.AMEND, DeliveryInput.AMEND_REPLY}
+    assert set(ways_out.values()) <= set(TERMINAL_STATES) - {DeliveryState.DEAD_LETTER}
 
 
 def test_every_state_but_the_ends_can_reach_one() -> None:

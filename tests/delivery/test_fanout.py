@@ -8,7 +8,7 @@ from gatepost.delivery.send_request import check_send, fingerprint_send
 from gatepost.errors import IdempotencyConflict, InvalidRequest, InvalidTargets
 from gatepost.events import parse_event_id
 from gatepost.routing import AgentHome, RoutingDirectory
-from gatepost.wire import NewSend, Sent
+from gatepost.wire.operations import NewSend, Sent
 from tests.delivery.mesh import Gate, Mesh
 
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gatepost.delivery.frames import (
     BlobPiece,
@@ -24,6 +25,7 @@ from gatepost.delivery.frames import (
     decode_frame,
     encode_frame,
     frame_weight,
+    frame_work,
 )
 from gatepost.errors import LinkError
 
@@ -38,6 +40,7 @@ FRAMES: list[LinkFrame] = [
     IncarnationsFrame("c", [("one", 1)], SIGNATURE),
     ReadingFrame("b", "b-1", "a", "one", 3, SIGNATURE),
     EventsFrame("a", "one", 1, 5, 7, [b"x", b"yz"], [GROUP], "relay", [4]),
+    EventsFrame("a", "one", 1, 5, 7, [b"x"], confirmed=[b"i" * 16]),
     TakenFrame("a", "one", 5, 3, "follow"),
     SkipFrame("a", "one", 1, 5, "cut off"),
     BlobRequest("a", DIGEST, 0, 10, "c"),
@@ -90,3 +93,31 @@ def test_proof_weighs_too() -> None:
     proven = EventsFrame("a", "one", 1, 5, 7, [b"x", b"yz"], [GROUP], "relay")
     assert frame_weight(bare) == 3
     assert frame_weight(proven) > 3 + len(GROUP.digests)
+
+
+class OlderEventsFrame(LinkFrame, frozen=True, tag="events"):
+    """The frame before it named confirmed offers."""
+
+    source: str
+    incarnation: str
+    first_seq: int
+    upto: int
+    now: int
+    events: list[bytes]
+    groups: list[CommitGroup]
+    stream: str
+    everyone: list[int]
+
+
+def test_gateways_before_and_after_confirmed_offers_read_each_other() -> None:
+    newer = EventsFrame("a", "one", 1, 5, 7, [b"x"], confirmed=[b"i" * 16])
+    older = OlderEventsFrame("a", "one", 1, 5, 7, [b"x"], [], "own", [])
+    assert msgspec.msgpack.decode(encode_frame(newer), type=OlderEventsFrame) == older
+    assert decode_frame(encode_frame(older)) == replace(newer, confirmed=[])
+    assert frame_weight(newer) == 1, "an older reader gives back no more credit"
+
+
+def test_the_work_of_a_frame_grows_with_events_and_confirmed_offers() -> None:
+    none = EventsFrame("a", "one", 1, 5, 7, [])
+    some = replace(none, events=[b"x"] * 10, confirmed=[b"i" * 16] * 5)
+    assert frame_work(some) - frame_work(none) >= 15

@@ -8,14 +8,14 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gatepost.delivery import restore
-from gatepost.delivery.receiver.answers import ReceiptAnswers
+from gatepost.delivery.answers import report_hold
+from gatepost.delivery.outbox_writer import RESTORED
 from gatepost.delivery.send_request import fingerprint_send
-from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.delivery.undelivered import is_safe_to_replay
 from gatepost.journal import Tx, Writer
 from gatepost.mailbox import MailboxPolicy
 from gatepost.routing import AgentHome, RoutingDirectory, RoutingRule
-from gatepost.wire import NewSend
+from gatepost.wire.operations import NewSend
 from tests.delivery.mesh import Gate, Mesh, Wire
 
 DIGEST = "sha256:" + "a" * 64
@@ -412,8 +412,8 @@ def test_an_event_that_its_restored_sender_forgot_is_held_no_longer(
         _link(mesh)
 
     def report(tx: Tx) -> None:
-        answers = ReceiptAnswers(tx, "a", b.coordinator.writer)
-        b.coordinator.apply_decisions(tx, answers.report_hold(held, "blob"))
+        said = report_hold(b.coordinator.writer, tx, "a", held, "blob")
+        b.coordinator.apply_decisions(tx, said)
 
     b.do(report)
     mesh.flow()

@@ -1,5 +1,6 @@
 """Retention: rows that are forgotten, rows that are kept, and readers the outbox waits for."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from msgspec.structs import replace
 from gatepost.delivery import retention
 from gatepost.delivery.retention import OutboxBounds
 from gatepost.delivery.send_request import fingerprint_send
-from gatepost.wire import NewSend
+from gatepost.journal import Tx
+from gatepost.wire.operations import NewSend
 from tests.delivery.mesh import Gate, Mesh
 
 DAY = 86_400_000
@@ -117,6 +119,24 @@ def test_an_undecided_event_is_let_go_when_it_expires(mesh: Mesh) -> None:
     mesh.link("a", "b")
     mesh.flow()
     assert a.rows("SELECT verdict FROM undelivered") == [("refused: expired",)]
+
+
+def test_of_one_class_the_latest_incidents_are_kept(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_KEEP_OF_CLASS", 3)
+    a = mesh["a"]
+    for number in range(8):
+        a.do(partial(_raise_skipped, a, f"x/{number}"))
+        mesh.clock.advance(1)
+    a.do(lambda tx: a.core.incidents.raise_(tx, "relay", "x", "y"))
+    assert _forget(a) == 5
+    subjects = a.rows("SELECT subject FROM incident ORDER BY subject")
+    assert subjects == [("x",), ("x/5",), ("x/6",), ("x/7",)]
+
+
+def _raise_skipped(gate: Gate, subject: str, tx: Tx) -> None:
+    gate.core.incidents.raise_(tx, "skipped", subject, "y")
 
 
 def test_incidents_are_kept_for_a_month(mesh: Mesh) -> None:

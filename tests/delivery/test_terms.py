@@ -1,20 +1,25 @@
-"""Order, delay and retries of a message, between gateways: its owner honours them."""
+"""Order, delay, retries and subject of a message, between gateways: its owner honours them."""
+
+from functools import partial
 
 import msgspec
 import pytest
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from gatepost.delivery import restore
 from gatepost.delivery.decisions import RerouteDelivery
+from gatepost.delivery.delivery_table import find_delivery
+from gatepost.delivery.reroute import reroute_refused
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import ExpiresTooSoon, IdempotencyConflict, InvalidRequest
 from gatepost.events import EventKind
 from gatepost.journal import Tx
-from gatepost.mailbox import MailboxPolicy
-from gatepost.mailbox.dead_letters import DeadLetterFilter
+from gatepost.mailbox import MailboxPolicy, browse
+from gatepost.mailbox.dead_letters import DeadLetterFilter, find_dead_letters
+from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory, RoutingRule
-from gatepost.wire import LeasedMessage, NewSend
+from gatepost.wire.operations import EventInfo, LeasedMessage, NewSend, Summary
 from tests.delivery.mesh import Gate, Mesh
 
 MINUTE = 60_000
@@ -226,12 +231,12 @@ def test_a_refused_unordered_message_moves_alone(mesh: Mesh, a: Gate, b: Gate) -
     numbered = a.send(b).event_id
 
     def refuse(tx: Tx) -> list[str]:
-        found = [a.core.sender.deliveries.find(tx, id) for id in (sent[0], numbered)]
+        found = [find_delivery(tx, id) for id in (sent[0], numbered)]
         moves = [
             each
             for delivery in found
             if delivery is not None
-            for each in a.core.sender.rerouter.reroute_refused(tx, delivery, frozenset(), "moved")
+            for each in reroute_refused(a.core.parts, tx, delivery, frozenset(), "moved")
         ]
         return [each.delivery.id for each in moves if isinstance(each, RerouteDelivery)]
 
@@ -260,7 +265,7 @@ def test_the_time_to_process_begins_when_a_message_is_due(
     mesh.flow()
     for _ in range(2):
         mesh.clock.advance(day // 2 - 1)
-        a.core.sender.timers.forget_due()  # as after a restart
+        a.core.parts.deliveries.forget_due()  # as after a restart
         a.do(lambda tx: None)
         assert a.incidents("sla_breach") == []
     mesh.clock.advance(600_000 + 2)
@@ -338,3 +343,53 @@ def test_an_undelivered_message_keeps_its_order_and_retries(mesh: Mesh, a: Gate,
     mesh.clock.advance(2_000)
     a.do(lambda tx: None)
     assert a.rows("SELECT ordering, max_retries FROM undelivered") == [("none", 2)]
+
+
+def _subject_of(message: LeasedMessage) -> str | None:
+    assert not isinstance(message.event, UnsetType)
+    return msgspec.json.decode(message.event, type=EventInfo).subject
+
+
+def _list_mail(agent: str, tx: Tx) -> list[Summary]:
+    return browse.peek_mailbox(tx, find_mailbox(tx, agent), 9)
+
+
+def test_the_subject_travels_with_the_message(mesh: Mesh, a: Gate, b: Gate) -> None:
+    a.send(b, subject="change 17")
+    a.send(a, subject="change 18")
+    mesh.flow()
+    events = [event for event in a.events() if event.kind == EventKind.MESSAGE]
+    assert [event.subject for event in events] == ["change 17", "change 18"]
+    for gate, subject in ((b, "change 17"), (a, "change 18")):
+        (listed,) = gate.do(partial(_list_mail, gate.id.upper()))
+        (message,) = dequeue(gate)
+        assert (listed.subject, _subject_of(message)) == (subject, subject)
+
+
+def test_a_message_without_a_subject_says_nothing_of_one(mesh: Mesh, a: Gate, b: Gate) -> None:
+    a.send(b)
+    mesh.flow()
+    (body,) = a.rows("SELECT body FROM outbox WHERE kind = 'message'")[0]
+    (meta,) = b.rows("SELECT meta FROM body WHERE meta IS NOT NULL")[0]
+    assert b"subject" not in body
+    assert b"subject" not in meta
+
+
+def test_a_dead_letter_has_its_subject_and_so_has_its_replay(mesh: Mesh, a: Gate, b: Gate) -> None:
+    a.send(b, subject="change 17")
+    mesh.flow()
+    (message,) = dequeue(b)
+    b.do(lambda tx: b.coordinator.nack(tx, "B", [message.receipt], [], "no", retry=False))
+    (letter,) = b.do(lambda tx: find_dead_letters(tx, find_mailbox(tx, "B"), DeadLetterFilter(), 9))
+    assert letter.subject == "change 17"
+    b.do(lambda tx: b.coordinator.replay(tx, "B", DeadLetterFilter(), 9, "test"))
+    (again,) = dequeue(b)
+    assert _subject_of(again) == "change 17"
+
+
+def test_another_subject_is_another_message(a: Gate, b: Gate) -> None:
+    a.send(b, idempotency_key="once", subject="change 17")
+    with pytest.raises(IdempotencyConflict):
+        a.send(b, idempotency_key="once", subject="change 18")
+    with pytest.raises(IdempotencyConflict):
+        a.send(b, idempotency_key="once")

@@ -1,7 +1,24 @@
 """Transfer requests: a gateway asks the owner of an agent for it, and may be refused."""
 
+import pytest
+
 from gatepost.delivery.transfers import CONSENT, TransferRefusal
 from tests.delivery.world import Box, World
+
+
+@pytest.fixture
+def a(world: World) -> Box:
+    return world.boxes["a"]
+
+
+@pytest.fixture
+def b(world: World) -> Box:
+    return world.boxes["b"]
+
+
+@pytest.fixture
+def c(world: World) -> Box:
+    return world.boxes["c"]
 
 
 def requests(box: Box) -> list[tuple[str, str]]:

@@ -8,17 +8,18 @@ from msgspec.structs import replace
 
 from gatepost.delivery import undelivered
 from gatepost.delivery.frames import AnyFrame, EventsFrame
-from gatepost.delivery.links.event_trace import EventTrace
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.delivery.undelivered import (
     UndeliveredFilter,
-    UndeliveredMessage,
     is_safe_to_replay,
 )
+from gatepost.delivery.undelivered_table import UndeliveredMessage
 from gatepost.errors import UnknownMessage
 from gatepost.journal import Tx
+from gatepost.links.event_trace import EventTrace
 from gatepost.routing import AgentHome, RoutingDirectory
-from gatepost.wire import NewSend, Replayed
+from gatepost.wire.gateway_views import Replayed
+from gatepost.wire.operations import NewSend
 from tests.delivery.mesh import Gate, Mesh
 
 HOUR = 3_600_000
@@ -134,7 +135,7 @@ def test_the_last_owners_word_comes_late_and_counts(mesh: Mesh) -> None:
     wire = mesh.link("a", "b")
     mesh.flow()
     wire.end_of(b).tamper = _deaf
-    a.send(b, ttl_secs=60)
+    id = a.send(b, ttl_secs=60).event_id
     mesh.flow()
     b.settle()
     _away(mesh, "b")
@@ -143,17 +144,14 @@ def test_the_last_owners_word_comes_late_and_counts(mesh: Mesh) -> None:
     mesh.meet()
     mesh.link("a", "b")
     mesh.flow()
-    (message,) = _kept(a)
-    assert message.verdict == "processed: ok"
-    status = a.do(lambda tx: a.coordinator.sent.status(tx, message.id))
-    assert (status.state, status.verdict) == ("dead_letter", "processed: ok")
-    assert status.verdict_at == message.verdict_at == a.now()
-    steps = EventTrace(Tx(a.connection, a.now()), "a").trace_events([message.id])
-    (late,) = [step for step in steps if step.what == "verdict"]
-    assert (late.at, late.detail, late.peer) == (a.now(), "processed: ok", "b")
-    error = _replay(a, message).error
-    assert error is not None
-    assert "b says 'processed: ok'" in error.message
+    assert _kept(a) == [], "it is no dead letter any more"
+    status = a.do(lambda tx: a.coordinator.sent.status(tx, id))
+    assert (status.state, status.outcome, status.verdict) == ("processed", "ok", "processed: ok")
+    assert status.verdict_at == a.now()
+    steps = EventTrace(Tx(a.connection, a.now()), "a").trace_events([id])
+    (late,) = [step for step in steps if step.what == "heard_processed"]
+    assert (late.at, late.detail, late.peer) == (a.now(), "ok", "b")
+    assert "amended" in [step.what for step in steps], "the archive gets it too"
 
 
 def test_a_verdict_counts_even_when_the_delivery_is_forgotten(mesh: Mesh) -> None:
@@ -273,3 +271,15 @@ def test_a_view_has_the_payload_only_if_asked(mesh: Mesh) -> None:
     shown = undelivered.view_message(message, with_payload=True)
     assert bytes(shown.payload) == b'{"n":1}'  # type: ignore[arg-type]
     assert (shown.safe, shown.node) == (True, "b")
+
+
+def test_a_replayed_message_keeps_its_subject(mesh: Mesh) -> None:
+    a, b = mesh["a"], mesh["b"]
+    _away(mesh, "b")
+    a.send(b, ttl_secs=60, subject="change 17")
+    _pass_time(mesh, HOUR)
+    (message,) = _kept(a)
+    assert undelivered.view_message(message, with_payload=False).subject == "change 17"
+    _replay(a, message)
+    subjects = [event.subject for event in a.events() if event.kind == "message"]
+    assert subjects == ["change 17"] * 2

@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.frames import LinkFrame, decode_frame, encode_frame
-from gatepost.delivery.links.outbox_link import OutboxLink
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey, decode_event
 from gatepost.journal import Tx
 from gatepost.journal.database import open_memory_journal
 from gatepost.journal.outbox import OutboxGroup
+from gatepost.links.outbox_link import OutboxLink
 from gatepost.mailbox import MailboxPolicy
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
-from gatepost.wire import LeasedMessage, NewSend, Sent
+from gatepost.wire.operations import LeasedMessage, NewSend, Sent
 
 WINDOW = 1 << 20
 
@@ -110,10 +110,15 @@ class Port:
     def send(self, frame: LinkFrame) -> None:
         self._wire.append(encode_frame(frame))
 
-    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
+    def commit(
+        self, operation: Callable[[Tx], Any], done: Callable[[Any], None], weight: int = 1
+    ) -> None:
         done(self._box.run(operation))
 
     def now(self) -> int:
+        return self._box.world.clock.now()
+
+    def uptime(self) -> int:
         return self._box.world.clock.now()
 
     def end(self, error: GatepostError) -> None:

@@ -12,7 +12,16 @@ from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
-from gatepost.wire import Ack, Await, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
+from gatepost.wire.operations import (
+    Ack,
+    Await,
+    Dequeue,
+    Enqueue,
+    NewMessage,
+    NewSend,
+    Register,
+    Send,
+)
 from tests.gateway.tools import dump, opened
 
 pytestmark = pytest.mark.anyio

@@ -1,15 +1,18 @@
 """The OpenAPI document is true: generated requests get documented answers and never a 5xx."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from gatepost.access.scopes import OPERATION_SCOPES
 from gatepost.testing import GatewayProcess
+from gatepost.wire.operations import Operation
 from tests.conftest import choose
 from tests.gateway.tools import client, mail
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +23,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]
             http.put("/v1/agents/bob")
             http.post("/v1/enqueue", json=mail("m:1", "bob"))
             http.post("/v1/messages", json={"from_agent": "al", "to_agent": "bob", "payload": 1})
+            # Generated invites would found a room, whose secrets are unavailable for a moment.
+            http.post("/v1/room/invites", json={}).raise_for_status()
+            wait_until(lambda: http.get("/v1/mesh/secrets").is_success)
         yield gateway
 
 
@@ -30,7 +36,9 @@ def _operations(gateway: GatewayProcess) -> list[Any]:
     headers = {"authorization": f"Bearer {gateway.token}"}
     url = f"{gateway.url}/openapi/openapi.json"
     found: Any = schemathesis.openapi.from_url(url, headers=headers)
-    return [result.ok() for result in found.get_all_operations()]
+    operations = [result.ok() for result in found.get_all_operations()]
+    # A stream never ends, and the join secret's address tells nothing.
+    return [each for each in operations if not each.path.startswith(("/api/events", "/.rb/"))]
 
 
 def _checks() -> list[Any]:
@@ -89,3 +97,25 @@ def test_every_reference_leads_somewhere(http: httpx.Client) -> None:
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert references
     assert references <= known
+
+
+def test_every_operation_has_its_body(http: httpx.Client) -> None:
+    document = http.get("/openapi/openapi.json").json()
+    schemas, paths = document["components"]["schemas"], document["paths"]
+    invoke = paths["/ansible/agent/invoke"]["post"]
+    asked = invoke["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
+    named = {each["$ref"].rpartition("/")[2] for each in asked[0]["anyOf"]}
+    assert named == {each.__name__ for each in get_args(Operation)}
+    assert {schemas[name]["properties"]["op"]["enum"][0] for name in named} == set(
+        OPERATION_SCOPES
+    ) - {"status"}
+    for path, name in (
+        ("/ansible/auth/exchange", "ExchangeRequest"),
+        ("/.rb/{join_secret}", "BootstrapRequest"),
+        ("/api/hub/tasks", "NewTaskBody"),
+    ):
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": f"#/components/schemas/{name}"}
+    stream = paths["/api/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
+    assert stream["schema"] == {"$ref": "#/components/schemas/TaskView"}
+    assert not any(name.startswith("_") for name in schemas)

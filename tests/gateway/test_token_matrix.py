@@ -29,6 +29,7 @@ _ENTRANCES = (
     "/ansible/auth/",
     "/ansible/agent/auth/",
     "/.well-known/gatepost/",
+    "/.rb/",
 )
 _REFUSALS = {
     "none": {(401, "unauthorized")},
@@ -163,3 +164,14 @@ def test_a_token_in_the_query_is_no_token(host: GatewayProcess, tokens: dict[str
             json={"op": "status"},
         )
         assert answer.status_code in {400, 401}
+
+
+def test_every_valid_token_reads_the_openapi_document(
+    host: GatewayProcess, tokens: dict[str, str]
+) -> None:
+    with httpx.Client(timeout=30) as http:
+        for kind, token in tokens.items():
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            answer = http.get(f"{host.url}/openapi/openapi.json", headers=headers)
+            is_valid = kind in {"access", "context", "without scopes"}
+            assert answer.is_success == is_valid, (kind, answer.text[:200])

@@ -13,13 +13,13 @@ import psutil  # type: ignore[import-untyped]
 from websockets.sync.client import connect
 
 from gatepost.config import Settings
-from gatepost.gateway.api.local_auth import LocalTokenAuth
+from gatepost.core.gateway_core import Core
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.api.operator_access import GuessLimit, OperatorAccess
 from gatepost.gateway.app import create_app
-from gatepost.gateway.core import Core
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.serve import open_core
+from gatepost.listening.local_auth import LocalTokenAuth
+from gatepost.listening.operator_access import GuessLimit, OperatorAccess
 from gatepost.testing import GatewayProcess, ManualClock
 from tests.waiting import wait_until
 

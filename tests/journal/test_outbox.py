@@ -6,9 +6,16 @@ import apsw
 import pytest
 
 from gatepost.errors import ChainError, UnknownMessage
-from gatepost.events import EventIdGenerator, NodeKey, event_digest, genesis_chain, verify_group
+from gatepost.events import (
+    Envelope,
+    EventIdGenerator,
+    NodeKey,
+    event_digest,
+    genesis_chain,
+    verify_group,
+)
 from gatepost.journal import Tx, Writer, open_memory_journal
-from gatepost.journal.outbox import EventDraft, Outbox, read_journey
+from gatepost.journal.outbox import Outbox, read_journey
 from gatepost.journal.writer import WriteJob
 from gatepost.testing import ManualClock
 from tests.journal.outbox_reader import read_events, read_heads
@@ -29,13 +36,13 @@ class OutboxHarness:
             self.connection, self.clock, lambda outcomes: None, participants=(outbox,)
         )
 
-    def append(self, *drafts: EventDraft) -> None:
+    def append(self, *drafts: Envelope) -> None:
         """All of them in one group, each as an operation."""
         jobs: list[WriteJob] = [(partial(_append, draft), lambda *_: None) for draft in drafts]
         assert not [error for _, _, error in self.writer.run_group(jobs) if error]
 
-    def draft(self, to: str | None = None, ref: str | None = None) -> EventDraft:
-        return EventDraft(
+    def draft(self, to: str | None = None, ref: str | None = None) -> Envelope:
+        return Envelope(
             event_id=self.ids.next_id(), kind="message", source_agent_id="alice", to_node_id=to,
             ref_event_id=ref,
         )  # fmt: skip
@@ -52,7 +59,7 @@ class OutboxHarness:
         return groups
 
 
-def _append(draft: EventDraft, tx: Tx) -> None:
+def _append(draft: Envelope, tx: Tx) -> None:
     tx.append_event(draft)
 
 
@@ -75,7 +82,7 @@ def test_seq_is_gapless_across_groups_and_failed_operations(harness: OutboxHarne
 
 def test_group_that_fails_leaves_no_gap(harness: OutboxHarness) -> None:
     harness.append(harness.draft())
-    bad = EventDraft(event_id="not an id", kind="message", source_agent_id="alice")
+    bad = Envelope(event_id="not an id", kind="message", source_agent_id="alice")
     outcomes = harness.writer.run_group([(lambda tx: tx.append_event(bad), lambda *_: None)])
     assert [error.code for _, _, error in outcomes if error] == ["internal"]
     harness.append(harness.draft())

@@ -13,9 +13,9 @@ import apsw
 import pytest
 
 from gatepost.errors import GatepostError, InternalError, StorageFailed, Unavailable, UnknownMessage
+from gatepost.events import Envelope
 from gatepost.journal import Database, JobOutcome, Tx, Writer, open_memory_journal
 from gatepost.journal.database import migrate_schema
-from gatepost.journal.outbox import EventDraft
 from gatepost.testing import ManualClock
 from tests.journal.disk import Disk
 
@@ -506,8 +506,8 @@ def test_kill_9_loses_nothing_acknowledged(
     assert len(acknowledged) > 300
 
 
-def draft(event_id: str) -> EventDraft:
-    return EventDraft(event_id=event_id, kind="message", source_agent_id="alice")
+def draft(event_id: str) -> Envelope:
+    return Envelope(event_id=event_id, kind="message", source_agent_id="alice")
 
 
 def _ignore(value: Any, error: GatepostError | None) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,32 +15,7 @@ import pytest
 from tests.live_mesh.tools import BareNode, Gateway
 from tests.waiting import wait_until
 
-HERE = Path(__file__).parent
-CACHE = HERE.parent.parent / ".cache" / "js"
 Start = Callable[[str], AbstractContextManager["Script"]]
-
-
-@pytest.fixture(scope="module")
-def installed() -> Path:
-    """The client beside its packages, which are fetched once."""
-    if not shutil.which("node") or not shutil.which("npm"):
-        pytest.skip("node and npm are not installed, so no JavaScript client was tried")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    wanted = (HERE / "package.json").read_bytes()
-    shutil.copy(HERE / "client.mjs", CACHE)
-    done = CACHE / "installed.json"
-    if not done.exists() or done.read_bytes() != wanted:
-        (CACHE / "package.json").write_bytes(wanted)
-        _install()
-        done.write_bytes(wanted)
-    return CACHE
-
-
-def _install() -> None:
-    command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--omit=optional"]
-    result = subprocess.run(command, cwd=CACHE, capture_output=True, timeout=110, check=False)
-    if result.returncode:
-        pytest.skip(f"the packages cannot be fetched: {result.stderr.decode()[-300:]}")
 
 
 @pytest.fixture(scope="module")

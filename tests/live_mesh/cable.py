@@ -1,4 +1,4 @@
-"""A cable between gateways: a TCP relay that can be cut, mended, and made deaf in one direction."""
+"""A cable between gateways: a TCP relay that can be cut, mended, and cut in one direction."""
 
 import contextlib
 import socket
@@ -8,13 +8,16 @@ from typing import Self
 
 
 class Cable:
-    """Relays to `port` on loopback. While `deaf`, a WebSocket's upgrade is never answered."""
+    """Relays to `port` on loopback. While `deaf`, a WebSocket's upgrade is never answered.
+
+    While `muted`, nothing of the side that dials gets through.
+    """
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.port = 0
-        self.deaf = False
+        self.deaf = self.muted = False
         self._whole = True
         self._ends: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -82,7 +85,8 @@ class Cable:
             while data := source.recv(65_536):
                 if asks and b"upgrade: websocket" in data.lower():
                     upgrading.set()
-                if not (self.deaf and upgrading.is_set() and not asks):
+                is_lost = self.muted if asks else self.deaf and upgrading.is_set()
+                if not is_lost:
                     sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

@@ -1,4 +1,6 @@
-"""Machines for tests: network namespaces on one bridge, each with its own name and home folder.
+"""Machines for tests: network namespaces on one bridge, each with its own home folder.
+
+A machine's host name is not the name by which the others reach it.
 
 `Machine.run` runs a line of shell as a person would type it on that machine. `scp FILE MACHINE:`
 copies between the homes of machines.
@@ -7,6 +9,7 @@ copies between the homes of machines.
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -14,6 +17,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
+
+import pytest
 
 import gatepost
 from tests.waiting import wait_until
@@ -35,6 +40,16 @@ def missing_for_machines() -> str:
     return f"no network namespace can be made: {added.stderr.strip()}" if added.returncode else ""
 
 
+def require_machines() -> None:
+    """Skip a test that this machine cannot run. Continuous integration as root fails it instead."""
+    reason = missing_for_machines()
+    if not reason:
+        return
+    if os.environ.get("CI") == "true" and sys.platform == "linux" and os.geteuid() == 0:
+        pytest.fail(f"continuous integration has to run this test: {reason}")
+    pytest.skip(f"no machines here: {reason}")
+
+
 def _call(*command: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -49,6 +64,7 @@ class Machine:
 
     def __init__(self, network: "MachineNetwork", name: str, address: str) -> None:
         self.name = name
+        self.host_name = f"box-{address.rpartition('.')[2]}"
         self.address = address
         self.home = network.folder / name
         self._namespace = network.namespace_of(name)
@@ -81,16 +97,32 @@ class Machine:
         return file.exists() and json.loads(file.read_bytes())["pid"] == self._jobs[-1].pid
 
     def log(self) -> str:
-        file = self.home / "log"
-        return file.read_text() if file.exists() else ""
+        files = (self.home / "log", self.home / ".gatepost" / "gateway.log")
+        return "".join(file.read_text() for file in files if file.exists())
 
     def power_off(self) -> None:
         """Kill every process of the machine, without any chance to say good-bye."""
+        self._kill_detached()
         for job in self._jobs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
             job.wait()
         self._jobs.clear()
+
+    def _kill_detached(self) -> None:
+        """Kill the gateway that `up --detach` left behind. Jobs are killed elsewhere."""
+        file = self.home / ".gatepost" / "endpoint.json"
+        pid = json.loads(file.read_bytes())["pid"] if file.exists() else None
+        if pid is None or pid in {job.pid for job in self._jobs}:
+            return
+        try:
+            process = os.pidfd_open(pid)
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        select.select([process], [], [], _RUN_SECS)
+        os.close(process)
+        file.unlink()
 
     def _start(self, line: str) -> None:
         with (self.home / "log").open("ab") as log:
@@ -108,7 +140,7 @@ class Machine:
 
     def _command(self, line: str) -> list[str]:
         """A shell with the machine's host name, which the namespace of names keeps to itself."""
-        named = f'hostname {self.name} && exec ip netns exec {self._namespace} sh -c "$0"'
+        named = f'hostname {self.host_name} && exec ip netns exec {self._namespace} sh -c "$0"'
         return ["unshare", "--uts", "sh", "-c", named, line]
 
     def _environment(self) -> dict[str, str]:
@@ -199,9 +231,10 @@ class MachineNetwork:
         self._write_hosts(own)
         machine.home.mkdir(mode=0o700)
         (machine.home / ".venv" / "bin").mkdir(parents=True)
-        command = machine.home / ".venv" / "bin" / "gatepost"
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gatepost.cli "$@"\n')
-        command.chmod(0o755)
+        for name, program in (("gatepost", "-m gatepost.cli"), ("python", "")):
+            command = machine.home / ".venv" / "bin" / name
+            command.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+            command.chmod(0o755)
 
     def _write_hosts(self, namespace: str) -> None:
         """`ip netns exec` shows this file as /etc/hosts to the machine's programs."""

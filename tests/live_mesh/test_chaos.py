@@ -17,7 +17,7 @@ from gatepost.client import Agent, Client, Message
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.testing import GatewayProcess
-from gatepost.testing.history import (
+from simulation.history import (
     GatewayJournal,
     Observations,
     ObservedSend,

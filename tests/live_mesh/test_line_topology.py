@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.live_mesh.machines import Machine, MachineNetwork, missing_for_machines
+from tests.live_mesh.machines import Machine, MachineNetwork, require_machines
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(
-        bool(missing_for_machines()), reason=f"no machines here: {missing_for_machines()}"
-    ),
-]
+pytestmark = pytest.mark.full
 _TIMERS = (
     "GATEPOST_MESH__HEARTBEAT_SECS=0.3 GATEPOST_MESH__SUSPECT_SECS=2 GATEPOST_MESH__GRACE_SECS=2"
 )
@@ -30,7 +25,7 @@ def start(machine: Machine, knows: str = "") -> None:
 
 
 def join(host: Machine, machine: Machine) -> None:
-    host.run(f".venv/bin/gatepost invite --tier backbone --node {machine.name} > token")
+    host.run(f".venv/bin/gatepost invite --tier backbone --node {machine.host_name} > token")
     host.run(f"scp token {machine.name}:")
     url = f"https://{host.name}.example:7433"
     machine.run(f".venv/bin/gatepost join {url} --token-file token")
@@ -46,6 +41,7 @@ def alive_at(machine: Machine) -> dict[str, str]:
 
 
 def test_a_line_becomes_a_full_mesh_that_survives_a_cut(tmp_path: Path) -> None:
+    require_machines()
     with MachineNetwork(tmp_path, "one", "two", "three") as network:
         one, two, three = network.machines.values()
         # One and three know nobody but two, and two knows nobody.
@@ -54,17 +50,17 @@ def test_a_line_becomes_a_full_mesh_that_survives_a_cut(tmp_path: Path) -> None:
         start(three, knows=f"{two.address}:7433")
         join(two, one)
         join(two, three)
-        addresses = {each.name: f"{each.address}:7433" for each in network.machines.values()}
-        for machine in network.machines.values():
-            others = {name: each for name, each in addresses.items() if name != machine.name}
+        addresses = {each.host_name: f"{each.address}:7433" for each in (one, two, three)}
+        for machine in (one, two, three):
+            others = {name: each for name, each in addresses.items() if name != machine.host_name}
             wait_until(lambda m=machine, o=others: alive_at(m) == o, 60)  # type: ignore[misc]
-        wait_until(lambda: {mesh(m)["publisher"] for m in (one, two, three)} == {"two"}, 60)
+        wait_until(lambda: {mesh(m)["publisher"] for m in (one, two, three)} == {two.host_name}, 60)
         with network.cut("two"):
-            wait_until(lambda: mesh(three)["publisher"] == "one", 60)
-            assert set(alive_at(three)) == {"one"}
+            wait_until(lambda: mesh(three)["publisher"] == one.host_name, 60)
+            assert set(alive_at(three)) == {one.host_name}
         # Both halves have a publisher. One has the better rank; all end up with it.
-        wait_until(lambda: {mesh(m)["publisher"] for m in (one, two, three)} == {"one"}, 60)
+        wait_until(lambda: {mesh(m)["publisher"] for m in (one, two, three)} == {one.host_name}, 60)
         terms = {tuple(mesh(m)["term"]) for m in (one, two, three)}
-        assert len(terms) == 1 and {name for _, name in terms} == {"one"}
-        for machine in network.machines.values():
+        assert len(terms) == 1 and {name for _, name in terms} == {one.host_name}
+        for machine in (one, two, three):
             assert "Traceback" not in machine.log(), machine.log()

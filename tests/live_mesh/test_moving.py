@@ -227,3 +227,19 @@ def test_an_edge_node_overrides_nobody(start: Callable[..., list[Gateway]]) -> N
         with client(bob) as http:
             answer = http.post(f"/v1/room/agents/{agent}/claim", json=body)
         assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+async def test_an_agent_at_the_wrong_gateway_is_told_where_its_mail_goes(
+    three: list[Gateway], caplog: pytest.LogCaptureFixture
+) -> None:
+    ann, bob, _ = three
+    live_behind(ann, "astray", three)
+    turns = Turns()
+    with caplog.at_level("INFO", "gatepost.client"):
+        async with turns.by(ann, "astray"):
+            assert "agent astray is ready for mail" in caplog.messages
+            caplog.clear()
+            async with turns.by(bob, "astray"):
+                (told,) = caplog.messages
+    assert told.startswith("agent astray gets no mail here: it lives behind ann")
+    assert "gatepost agent give astray bob" in told

@@ -11,9 +11,9 @@ import pytest
 
 from gatepost.client import SyncClient
 from gatepost.clock import SystemClock
+from gatepost.core.state_dir import StateDir
 from gatepost.errors import GatepostError
 from gatepost.gateway.admin.backup import create_backup, restore_backup
-from gatepost.gateway.state_dir import StateDir
 from gatepost.room import lib0
 from gatepost.room.signed_record import sign_record
 from tests.gateway.tools import client, settings

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.live_mesh.machines import Machine, MachineNetwork, missing_for_machines
-from tests.mesh.transports.namespaces import install_packages
+from tests.live_mesh.machines import Machine, MachineNetwork, require_machines
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -17,15 +16,13 @@ GATEPOST = ".venv/bin/gatepost"
 
 def missing_for_wireguard() -> str:
     tools = ("wg", "wireguard-go", "curl")
-    if any(shutil.which(tool) is None for tool in tools):
-        install_packages("wireguard-tools", "wireguard-go", "curl")
     lacking = [tool for tool in tools if shutil.which(tool) is None]
     if lacking:
         return f"{', '.join(lacking)} not installed"
     return "" if Path("/dev/net/tun").exists() else "/dev/net/tun is missing"
 
 
-def start(machine: Machine) -> None:
+def start(machine: Machine, **more: str) -> None:
     values = {
         "LISTEN__HOST": machine.address,
         "LISTEN__ALLOW_PUBLIC": "true",
@@ -36,13 +33,13 @@ def start(machine: Machine) -> None:
         "MESH__GRACE_SECS": "3",
         "WIREGUARD__ENDPOINT": f"{machine.address}:51820",
     }
-    settings = " ".join(f"GATEPOST_{name}={value}" for name, value in values.items())
+    settings = " ".join(f"GATEPOST_{name}={value}" for name, value in (values | more).items())
     machine.run(f"env {settings} {GATEPOST} up &")
     machine.wait_until_up()
 
 
 def join(node: Machine, host: Machine) -> None:
-    host.run(f"{GATEPOST} invite --tier backbone --node {node.name} > token")
+    host.run(f"{GATEPOST} invite --tier backbone --node {node.host_name} > token")
     host.run(f"scp token {node.name}:")
     node.run(f"{GATEPOST} join http://{host.address}:7433 --token-file token")
 
@@ -64,7 +61,8 @@ def states(machine: Machine) -> dict[str, str]:
 
 
 def test_a_mesh_in_a_tunnel_notices_a_cut_and_heals(tmp_path: Path) -> None:
-    if reason := missing_for_machines() or missing_for_wireguard():
+    require_machines()
+    if reason := missing_for_wireguard():
         pytest.skip(reason)
     with MachineNetwork(tmp_path, "vps", "lab", "mac") as network:
         machines = vps, lab, mac = list(network.machines.values())
@@ -75,15 +73,16 @@ def test_a_mesh_in_a_tunnel_notices_a_cut_and_heals(tmp_path: Path) -> None:
         wait_until(lambda: all(set(states(each).values()) == {"alive"} for each in machines), 60)
         wait_until(lambda: all(len(states(each)) == 2 for each in machines), 60)
         wait_until(lambda: all(is_in_tunnel(each) for each in machines), 60)
-        leader = str(wait_until(lambda: agreed_publisher(machines), 60))
-        others = [each for each in machines if each.name != leader]
-        with network.cut(leader):
-            wait_until(lambda: all(states(each)[leader] != "alive" for each in others), 30)
-            wait_until(lambda: agreed_publisher(others) not in {None, leader}, 60)
-            assert states(others[0])[others[1].name] == "alive"
+        publisher = str(wait_until(lambda: agreed_publisher(machines), 60))
+        (leader,) = (each for each in machines if each.host_name == publisher)
+        others = [each for each in machines if each is not leader]
+        with network.cut(leader.name):
+            wait_until(lambda: all(states(each)[publisher] != "alive" for each in others), 30)
+            wait_until(lambda: agreed_publisher(others) not in {None, publisher}, 60)
+            assert states(others[0])[others[1].host_name] == "alive"
         wait_until(lambda: all(set(states(each).values()) == {"alive"} for each in machines), 60)
         wait_until(lambda: agreed_publisher(machines), 60)
-        vps.run(f"{GATEPOST} revoke mac --yes")
+        vps.run(f"{GATEPOST} revoke {mac.host_name} --yes")
         wait_until(lambda: peer_count(lab) == peer_count(vps) == 1, 30)
 
 

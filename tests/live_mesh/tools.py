@@ -13,12 +13,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from gatepost.access import ExchangeRequester
+from gatepost.access import ExchangeRequester, welcome_header
 from gatepost.access.auth_messages import Challenge, ExchangeRequest
+from gatepost.access.welcome_header import Welcome
 from gatepost.clock import SystemClock
 from gatepost.events import NodeKey, fingerprint_key
-from gatepost.gateway.peers import welcome_header
-from gatepost.gateway.peers.welcome_header import Welcome
 from gatepost.room import Genesis, RecordAuthor
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client

@@ -17,7 +17,7 @@ from gatepost.mailbox import (
 )
 from gatepost.mailbox.dead_letters import DeadLetterFilter, find_dead_letters
 from gatepost.testing import ManualClock
-from gatepost.wire import DeadLetter, EnqueueAck, LeasedMessage, Summary
+from gatepost.wire.operations import DeadLetter, EnqueueAck, LeasedMessage, Summary
 
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import takewhile
+from math import ceil
 
 from gatepost.mailbox import MailboxPolicy, NewMail
 
@@ -131,6 +132,9 @@ class Model:
         ]
         return sorted(found, key=lambda couple: couple.waiting()[0].place)
 
+    def ready_unordered(self, mailbox: str) -> list[Couple]:
+        return [couple for couple in self.ready(mailbox) if not couple.waiting()[0].ordered]
+
     def loans(self, mailbox: str, consumer: str) -> list[Loan]:
         """In the order their pairs came into being, unordered letters last."""
         found = [
@@ -210,10 +214,21 @@ class Model:
         return found
 
     def take(
-        self, mailbox: str, consumer: str, limit: int, holder: ModelWaiter | None = None
+        self,
+        mailbox: str,
+        consumer: str,
+        limit: int,
+        holder: ModelWaiter | None = None,
+        share: int | None = None,
     ) -> list[Letter]:
+        """Of the unordered letters at most the consumer's share, if others wait too."""
         candidates: list[Letter] = []
-        for couple in self.ready(mailbox)[:limit]:
+        unordered = self.ready_unordered(mailbox)
+        withheld = {
+            id(couple) for couple in unordered[len(unordered) if share is None else share :]
+        }
+        ready = [couple for couple in self.ready(mailbox) if id(couple) not in withheld]
+        for couple in ready[:limit]:
             head, *rest = couple.waiting()
             due = takewhile(lambda x: x.not_before <= self.now, rest)
             candidates += [head, *(x for x in due if x.number < head.number + limit)]
@@ -374,13 +389,22 @@ class Model:
                 self._release(couple)
 
     def serve(self) -> list[tuple[ModelWaiter, list[Letter]]]:
-        """The end of a group: whoever waits is served, in turn, while anything is ready."""
+        """The end of a group: whoever waits is served, in turn, while anything is ready.
+
+        In each round, those who wait for one mailbox get equal shares of its unordered letters.
+        """
         self.sweep()
         self.queue = [waiter for waiter in self.queue if not waiter.gone]
         served = []
+        # Mailbox → (share, turns that are left of the round)
+        rounds: dict[str, tuple[int | None, int]] = {}
         while turn := [waiter for waiter in self.queue if self.ready(waiter.mailbox)]:
             waiter = turn[0]
-            letters = self.take(waiter.mailbox, waiter.consumer, waiter.credit, waiter)
+            share, left = rounds.get(waiter.mailbox, (None, 0))
+            if not left:
+                share, left = self._share_out(waiter.mailbox)
+            rounds[waiter.mailbox] = share, left - 1
+            letters = self.take(waiter.mailbox, waiter.consumer, waiter.credit, waiter, share)
             served.append((waiter, letters))
             waiter.got += [letter.msg_id for letter in letters]
             waiter.credit -= len(letters)
@@ -390,6 +414,14 @@ class Model:
             elif waiter.credit > 0:
                 self.queue.append(waiter)
         return served
+
+    def _share_out(self, mailbox: str) -> tuple[int | None, int]:
+        waiting = [waiter for waiter in self.queue if waiter.mailbox == mailbox]
+        if len(waiting) < 2:
+            return None, 1
+        credit = sum(waiter.credit for waiter in waiting)
+        letters = min(credit, len(self.ready_unordered(mailbox)))
+        return max(1, ceil(letters / len(waiting))), len(waiting)
 
     def restart(self) -> None:
         self.queue, self.waiters = [], []

@@ -6,7 +6,7 @@ from gatepost.errors import UnknownMessage
 from gatepost.journal import Tx
 from gatepost.mailbox import MailboxPolicy, NewMail, dead_letters, sweep
 from gatepost.mailbox.dead_letters import DeadLetterFilter
-from gatepost.wire import DeadLetter, EnqueueAck
+from gatepost.wire.operations import DeadLetter, EnqueueAck
 from tests.mailbox.harness import START, MailboxHarness
 
 

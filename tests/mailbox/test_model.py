@@ -20,7 +20,7 @@ from gatepost.journal.writer import JobOutcome
 from gatepost.mailbox import MailboxPolicy, NewMail, Settlement, Waiter, dead_letters, sweep
 from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.testing import ManualClock
-from gatepost.wire import DeadLetter, EnqueueAck, LeasedMessage
+from gatepost.wire.operations import DeadLetter, EnqueueAck, LeasedMessage
 from tests.conftest import choose
 from tests.mailbox.harness import START, MailboxHarness
 from tests.mailbox.model import Letter, Model, ModelWaiter

@@ -167,3 +167,26 @@ def test_retries_of_unordered_mail_are_no_longer_though_the_clock_was_set_back()
     assert harness.writer.idle_timeout() == 5.0
     harness.tick(5_000)
     assert harness.take() == ["a"]
+
+
+@pytest.mark.parametrize("credits", [(64, 64, 64, 64), (10, 64, 64, 2000)])
+def test_waiting_consumers_share_what_arrives_at_once(
+    harness: MailboxHarness, credits: tuple[int, ...]
+) -> None:
+    got = [harness.waiter(credit, f"c{number}")[1] for number, credit in enumerate(credits)]
+    harness.send(*(f"m{number}" for number in range(40)), ordered=False)
+    assert [len(each) for each in got] == [10, 10, 10, 10]
+
+
+def test_a_consumer_with_little_credit_leaves_its_share_to_the_others(
+    harness: MailboxHarness,
+) -> None:
+    got = [harness.waiter(credit, f"c{number}")[1] for number, credit in enumerate((1, 64, 64))]
+    harness.send(*(f"m{number}" for number in range(31)), ordered=False)
+    assert [len(each) for each in got] == [1, 15, 15]
+
+
+def test_ordered_mail_is_leased_in_whole_runs_beside_a_share(harness: MailboxHarness) -> None:
+    got = [harness.waiter(64, name)[1] for name in ("c1", "c2")]
+    harness.send(*"abcdef")
+    assert sorted(map(len, got)) == [0, 6]

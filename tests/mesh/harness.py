@@ -3,16 +3,17 @@
 from gatepost.clock import Clock
 from gatepost.events import NodeKey
 from gatepost.mesh.address_cookie import AddressCookies
-from gatepost.mesh.coordinator import MeshCoordinator
 from gatepost.mesh.datagram_judge import DatagramJudge
 from gatepost.mesh.datagram_signature import NodeKeySigner
 from gatepost.mesh.decisions import MeshDecision, SendDatagram
+from gatepost.mesh.engine import MeshEngine
 from gatepost.mesh.members import MeshMember
 from gatepost.mesh.mesh_node import MeshNode
 from gatepost.mesh.mesh_time import MeshTime, MeshTimers
-from gatepost.mesh.messages import MeshMessage, Payload, Term
+from gatepost.mesh.messages import MeshMessage, Payload
 from gatepost.mesh.outgoing_messages import MeshIdentity
 from gatepost.testing import ManualClock
+from gatepost.wire.mesh_views import Term
 
 ROOM = b"room"
 EPOCH_SECS = 1_700_000_000
@@ -34,6 +35,7 @@ class WirePeer:
     ) -> None:
         self.name, self.priority, self.may_lead = name, priority, may_lead
         self.address = f"{name}:7"
+        self.ahead_secs = 0
         clock: Clock = ManualClock(seed=sum(name.encode()))
         self.key = NodeKey.generate(clock)
         self.signer = NodeKeySigner(self.key, ROOM)
@@ -41,18 +43,22 @@ class WirePeer:
         identity = MeshIdentity(
             node=name, priority=priority, may_lead=may_lead, address=self.address
         )
-        self.coordinator = MeshCoordinator(identity, TIMERS, cookies, now, honoured)
+        self.engine = MeshEngine(identity, TIMERS, cookies, now, honoured)
         self.judge = DatagramJudge(name, self.signer, cookies, TIMERS, now)
-        self.node = MeshNode(self.coordinator, self.judge)
+        self.node = MeshNode(self.engine, self.judge)
 
     @property
     def member(self) -> MeshMember:
         return MeshMember(self.name, self.key.public, self.may_lead)
 
-    def sign(self, payload: Payload, to: str | None, now: int = 0, **fields: str) -> bytes:
+    def sign(self, payload: Payload, to: str | None, now: int = 0, echo: str = "") -> bytes:
         """Any message of this node, signed as it should be."""
-        message = MeshMessage(self.name, payload, to, **fields)
-        return self.judge.sign_message(message, at(now))
+        message = MeshMessage(self.name, payload, to, echo=echo)
+        return self.judge.sign_message(message, self.time(now))
+
+    def time(self, now: int) -> MeshTime:
+        """The time as this node's clock shows it, which may be wrong."""
+        return MeshTime(now, at(now).unix_secs + self.ahead_secs)
 
 
 class Wire:
@@ -72,7 +78,7 @@ class Wire:
     def connect_all(self) -> None:
         for node in self.nodes.values():
             others = tuple(each for each in self.nodes if each != node.address)
-            node.coordinator.bootstrap_addresses = others
+            node.engine.bootstrap_addresses = others
         self.beat(3)
 
     def beat(self, times: int = 1) -> None:
@@ -81,7 +87,7 @@ class Wire:
             self.now += HEARTBEAT
             for node in self.nodes.values():
                 if node.name not in self.cut:
-                    self.apply(node, node.node.tick(at(self.now)))
+                    self.apply(node, node.node.tick(node.time(self.now)))
 
     def apply(self, node: WirePeer, decisions: list[MeshDecision]) -> None:
         for decision in decisions:
@@ -93,11 +99,11 @@ class Wire:
         self.sent.append((node.address, address, datagram))
         target = self.nodes.get(address)
         if target is not None and not {target.name, node.name} & self.cut:
-            self.apply(target, target.node.receive(datagram, node.address, at(self.now)))
+            self.apply(target, target.node.receive(datagram, node.address, target.time(self.now)))
 
     def publishers(self) -> list[str]:
         running = [node for node in self.nodes.values() if node.name not in self.cut]
-        return [node.name for node in running if node.coordinator.election.is_publisher]
+        return [node.name for node in running if node.engine.election.is_publisher]
 
 
 def at(now: int) -> MeshTime:

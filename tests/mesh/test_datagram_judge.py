@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
+from gatepost.mesh.datagram_judge import SkewedMessage
 from gatepost.mesh.datagram_signature import NodeKeySigner, append_signature
-from gatepost.mesh.members import MeshMember
+from gatepost.mesh.members import MeshMember, TunnelPlace
 from gatepost.mesh.messages import (
     Heartbeat,
     LeaseClaim,
@@ -18,7 +19,7 @@ from gatepost.mesh.messages import (
 from gatepost.mesh.refusals import Refusal
 from tests.mesh.harness import Wire, WirePeer, at
 
-BEAT = Heartbeat(MeshRole.STANDBY, None, (), 0)
+BEAT = Heartbeat(role=MeshRole.STANDBY, known_peers=(), intro_point_count=0)
 
 
 @pytest.fixture
@@ -67,7 +68,8 @@ def test_the_clock_window_is_five_seconds(
 ) -> None:
     text = encode_message(MeshMessage("ann", BEAT, "bob"), at(0).unix_secs + secs)
     verdict = judge(bob, append_signature(text, ann.signer))
-    assert isinstance(verdict, MeshMessage) if passes else verdict is Refusal.CLOCK_SKEW
+    message = MeshMessage("ann", BEAT, "bob")
+    assert verdict == (message if passes else SkewedMessage(message, secs))
 
 
 def test_a_bad_timestamp_counts_before_a_bad_payload(ann: WirePeer, bob: WirePeer) -> None:
@@ -93,7 +95,28 @@ def test_a_datagram_counts_once(ann: WirePeer, bob: WirePeer) -> None:
     assert isinstance(judge(bob, datagram), MeshMessage)
     assert judge(bob, datagram, now=4_000) is Refusal.REPLAYED
     assert judge(bob, datagram, source="eve:7", now=4_000) is Refusal.REPLAYED
-    assert judge(bob, datagram, now=6_000) is Refusal.CLOCK_SKEW
+    assert judge(bob, datagram, now=6_000) == SkewedMessage(MeshMessage("ann", BEAT, "bob"), -6)
+
+
+def test_only_an_authentic_datagram_tells_how_far_a_clock_is_off(
+    ann: WirePeer, bob: WirePeer
+) -> None:
+    text = encode_message(MeshMessage("ann", BEAT, "bob"), at(0).unix_secs + 3660)
+    assert judge(bob, append_signature(text, _Forger())) is Refusal.CLOCK_SKEW
+    assert judge(bob, text) is Refusal.CLOCK_SKEW
+    skewed = SkewedMessage(MeshMessage("ann", BEAT, "bob"), 3660)
+    assert judge(bob, append_signature(text, ann.signer)) == skewed
+
+
+def test_old_datagrams_that_a_stranger_repeats_keep_no_member_from_being_heard(
+    ann: WirePeer, bob: WirePeer
+) -> None:
+    cookie = bob.engine._cookies.cookie_for("ann", "ann:7")
+    old = ann.sign(BEAT, "bob", echo=cookie)
+    verdicts = [judge(bob, old, now=20_000) for _ in range(1_000)]
+    assert Refusal.CLOCK_SKEW in verdicts, "few of them cost a signature"
+    fresh = ann.sign(BEAT, "bob", now=20_000, echo=cookie)
+    assert isinstance(judge(bob, fresh, now=20_000), MeshMessage)
 
 
 def test_a_repeated_datagram_or_one_for_anybody_costs_no_signature(
@@ -126,11 +149,25 @@ def test_an_oversized_datagram_is_not_decoded(ann: WirePeer, bob: WirePeer) -> N
 
 
 def test_inside_a_tunnel_the_tunnel_authenticates(ann: WirePeer, bob: WirePeer) -> None:
-    member = MeshMember("ann", ann.key.public, True, tunnel_ip="10.200.200.2")
+    member = MeshMember("ann", ann.key.public, True, tunnel=TunnelPlace("10.200.200.2"))
     bob.judge.members = {"ann": member}
     text = encode_message(MeshMessage("ann", BEAT), at(0).unix_secs)
     assert judge(bob, text, source="10.200.200.3:51820") is Refusal.BAD_SIGNATURE
     assert isinstance(judge(bob, text, source="10.200.200.2:51820"), MeshMessage)
+
+
+def test_inside_a_tunnel_the_cluster_token_may_be_shown(ann: WirePeer, bob: WirePeer) -> None:
+    bob.node.set_cluster_tokens(("token",))
+    bob.judge.members = {
+        "ann": MeshMember("ann", ann.key.public, True, tunnel=TunnelPlace("10.200.200.2"))
+    }
+    for token, counts in (("token", True), ("wrong", False), ("", False)):
+        message = MeshMessage("ann", PeerAnnounce(token, "", "", ""))
+        text = encode_message(message, at(0).unix_secs)
+        signed = append_signature(encode_message(message, at(0).unix_secs, 1), ann.signer)
+        verdict = judge(bob, text, source="10.200.200.2:51820")
+        assert verdict == (message if counts else Refusal.BAD_HMAC)
+        assert judge(bob, signed, source="192.0.2.7:7", now=1000) is Refusal.BAD_HMAC
 
 
 def test_an_announcement_needs_the_cluster_token_where_there_is_one(
@@ -144,7 +181,7 @@ def test_an_announcement_needs_the_cluster_token_where_there_is_one(
 def test_a_flood_of_forgeries_costs_few_signatures_and_silences_nobody(
     ann: WirePeer, bob: WirePeer
 ) -> None:
-    cookie = bob.coordinator._cookies.cookie_for("ann", "ann:7")
+    cookie = bob.engine._cookies.cookie_for("ann", "ann:7")
     checked = 0
     for number in range(20_000):
         text = encode_message(MeshMessage("ann", LeaseClaim(number), "bob"), at(0).unix_secs)
@@ -169,7 +206,7 @@ def test_a_flood_of_strangers_keeps_no_member_from_becoming_known(
         text = encode_message(message, at(0).unix_secs, seq=number)
         judge(bob, append_signature(text, _Forger()), source=f"10.0.{number % 250}.1:7")
     assert judge(bob, ann.sign(BEAT, "bob")) is Refusal.RATE_LIMITED
-    announce = ann.coordinator.outgoing.announce_to("bob:7", "bob").message.payload
+    announce = ann.engine.outgoing.announce_to("bob:7", "bob").message.payload
     verdicts = [judge(bob, ann.sign(announce, "bob")) for _ in range(20)]
     assert all(isinstance(verdict, MeshMessage) for verdict in verdicts[:10])
     assert verdicts[10:] == [Refusal.RATE_LIMITED] * 10, "a member cannot flood with them either"
@@ -178,7 +215,7 @@ def test_a_flood_of_strangers_keeps_no_member_from_becoming_known(
 def test_a_member_that_floods_is_limited_alone(ann: WirePeer) -> None:
     bob, eve = WirePeer("bob"), WirePeer("eve", may_lead=False)
     Wire(ann, bob, eve)
-    cookies = bob.coordinator._cookies
+    cookies = bob.engine._cookies
     echo = cookies.cookie_for("eve", "eve:7")
     verdicts = [
         judge(bob, eve.sign(LeaseClaim(n), "bob", echo=echo), source="eve:7") for n in range(300)

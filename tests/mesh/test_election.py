@@ -1,7 +1,12 @@
 from gatepost.mesh.election import MAX_TERM_JUMP, Election, ElectionView
-from gatepost.mesh.election_states import TRANSITIONS, ElectionInput, ElectionState
+from gatepost.mesh.election_states import (
+    TRANSITIONS,
+    ElectionInput,
+    ElectionState,
+    describe_leader,
+)
 from gatepost.mesh.mesh_time import MeshTimers
-from gatepost.mesh.messages import MAX_COUNTER, Term
+from gatepost.wire.mesh_views import MAX_COUNTER, Term
 
 TIMERS = MeshTimers()
 BEST = ElectionView(is_alone=False, is_best=True)
@@ -156,3 +161,20 @@ def test_a_term_that_cannot_be_true_changes_nothing() -> None:
 def test_the_table_has_every_state_and_input() -> None:
     assert {source for source, _ in TRANSITIONS} == set(TRANSITIONS.values()) == set(ElectionState)
     assert {input for _, input in TRANSITIONS} == set(ElectionInput)
+
+
+def test_one_sentence_says_who_leads_and_calls_no_gateway_suspect_that_is_not() -> None:
+    own = "bob, this gateway"
+    assert describe_leader("bob", "bob", PUBLISHER, 2) == f"{own}, leads the mesh in term 2"
+    assert describe_leader("bob", "ann", STANDBY, 3) == (
+        f"ann leads the mesh in term 3; {own}, stands by"
+    )
+    assert describe_leader("bob", "ann", SUSPECT, 3) == (
+        f"ann leads the mesh in term 3, but is silent; {own}, stands by"
+    )
+    assert describe_leader("bob", None, VACANT, 3) == (
+        f"no gateway leads the mesh: the lease is free; {own}, stands by"
+    )
+    for state in (STANDBY, SUSPECT, "waiting"):
+        found = describe_leader("bob", None, state, None)
+        assert found == f"no gateway leads the mesh yet; {own}, listens"

@@ -7,7 +7,7 @@ import pytest
 
 from gatepost.migration import MigrationFolder
 from gatepost.testing import GatewayProcess
-from tests.js.test_javascript import installed
+from tests.js.conftest import installed
 
 __all__ = ["installed"]
 

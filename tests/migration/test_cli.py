@@ -144,7 +144,7 @@ def test_status_names_what_only_one_side_has(cli: Cli, tmp_path: Path) -> None:
         (("import", "DUMP", "--map-agent", "bob=no agent"), 2, "not valid"),
         (("import", "DUMP", "--only", "nodes"), 2, "nodes"),
         (("import", "DUMP", "--url", "http://127.0.0.1:9"), 3, "no gateway answers"),
-        (("verify", "DUMP", "--token-file", "nothing"), 2, "cannot be read"),
+        (("verify", "DUMP", "--token-file", "nothing"), 1, "cannot be read"),
         (("dual-write",), 2, "--out"),
     ],
 )

@@ -11,14 +11,16 @@ from gatepost.errors import MailboxFull, Unavailable, WrongState
 from gatepost.migration import (
     AgentNames,
     ImportPlan,
-    ImportReport,
+    ImportSummary,
     LegacyDump,
+    LegacyItem,
     MigrationFolder,
     import_dump,
     parse_dump,
+    rehearse_import,
     survey_dump,
 )
-from gatepost.migration.import_report import ImportCounts
+from gatepost.migration.import_summary import ImportCounts
 from gatepost.migration.importer import split_batches
 from gatepost.migration.migration_files import replace_file
 from gatepost.migration.phase_marker import (
@@ -34,6 +36,7 @@ from tests.migration.tools import (
     dump_of,
     item_of,
     ledger_states,
+    lookup_of,
     message,
     payloads,
     register,
@@ -48,7 +51,7 @@ async def run(
     folder: MigrationFolder,
     dump: LegacyDump,
     plan: ImportPlan | None = None,
-) -> ImportReport:
+) -> ImportSummary:
     async with client_of(gateway) as client:
         return await import_dump(client, folder, dump, plan or ImportPlan(), CLOCK)
 
@@ -149,7 +152,31 @@ def test_a_run_that_died_before_it_noted_the_answers_is_repeated_without_doubles
     asyncio.run(test())
 
 
-def test_a_dry_run_needs_no_gateway_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_counts_what_the_import_then_does(
+    gateway: GatewayProcess, folder: MigrationFolder
+) -> None:
+    """The gateway refuses an unknown recipient, and an id that it has with other content."""
+
+    async def test() -> None:
+        await register(gateway, "bob")
+        await register(gateway, "cat")
+        (used,) = dump_of({"a": message(1)}).parse_items(AgentNames())
+        dump = mixed()
+        dump.records["messages"]["big"] = message(8, content="x" * 600_000)
+        async with client_of(gateway) as client, lookup_of(gateway) as lookup:
+            assert isinstance(used, LegacyItem)
+            await client.send("bob", "other", from_="ann", idempotency_key=used.key)
+            planned = await rehearse_import(lookup, folder, dump, ImportPlan(), CLOCK)
+            assert await client.dequeue("cat") == []
+            done = await import_dump(client, folder, dump, ImportPlan(), CLOCK)
+        assert (planned.messages, planned.tasks) == (done.messages, done.tasks)
+        assert planned.reasons == done.reasons
+        assert {"unknown_agent", "conflict"} <= planned.reasons.keys()
+
+    asyncio.run(test())
+
+
+def test_a_survey_needs_no_gateway_and_changes_nothing(tmp_path: Path) -> None:
     report = survey_dump(MigrationFolder(tmp_path), mixed(), ImportPlan(), CLOCK)
     assert report.dry_run
     assert report.total == ImportCounts(9, 5, 0, 3, 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gatepost.errors import ConfigError, WrongState
-from gatepost.migration.import_report import ImportCounts
+from gatepost.migration.import_summary import ImportCounts
 from gatepost.migration.migration_files import MigrationFolder
 from gatepost.migration.phase_marker import (
     TRANSITIONS,

@@ -9,7 +9,6 @@ import pytest
 from gatepost.client import locator
 from gatepost.clock import SystemClock
 from gatepost.errors import WrongState
-from gatepost.gateway.mirror_views import MirroredMessage
 from gatepost.migration import (
     ImportPlan,
     MigrationFolder,
@@ -22,6 +21,8 @@ from gatepost.migration import (
 from gatepost.migration.phase_marker import MigrationCommand
 from gatepost.migration.send_mirror import decode_blob, legacy_record
 from gatepost.testing import GatewayProcess
+from gatepost.wire.mirror_views import MirroredMessage
+from tests.gateway.tools import client as http_client
 from tests.migration.tools import client_of, dump_of, message, register
 
 CLOCK = SystemClock()
@@ -53,11 +54,17 @@ def test_ordinary_sends_and_tasks_are_mirrored(
             sent = await client.send("bob", {"n": 1}, from_="ann", corr_id="talk")
             large = await client.send("bob", "x" * 200_000, from_="ann")
             task = await client.send("bob", {"legacyTask": {"title": "build"}}, from_="ann")
+            said = {"recipient": "bob", "type": "note", "payload": {"n": 2}}
+            with http_client(gateway) as http:
+                answer = http.post("/api/hub/messages", json=said).raise_for_status()
+            by_hub = answer.json()["message_id"]
             await import_dump(client, folder, dump_of({"7": message(7)}), ImportPlan(), CLOCK)
             await copy_all(mirror)
             await copy_all(mirror)
             found = read_dump(out)
-            assert set(found.records["messages"]) == {sent.event_id, large.event_id}
+            assert set(found.records["messages"]) == {sent.event_id, large.event_id, by_hub}
+            hub_record = found.records["messages"][by_hub]
+            assert hub_record["content"] == {"type": "note", "payload": {"n": 2}}
             record = found.records["messages"][sent.event_id]
             assert (record["fromAgentId"], record["toAgentId"]) == ("ann", "bob")
             assert (record["content"], record["corrId"]) == ({"n": 1}, "talk")
@@ -65,6 +72,36 @@ def test_ordinary_sends_and_tasks_are_mirrored(
             (found_task,) = found.records["tasks"].items()
             assert (found_task[0], found_task[1]["title"]) == (task.event_id, "build")
             assert found_task[1]["assignedTo"] == "bob"
+            report = await import_dump(client, folder, found, ImportPlan(), CLOCK)
+            assert report.total.imported == 0, "what was mirrored is not new"
+        assert compare_mirror(folder, out, CLOCK).is_equal
+        await mirror.close()
+
+    asyncio.run(test())
+
+
+def test_tasks_of_the_hub_are_mirrored(
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path
+) -> None:
+    """Those of the HTTP API and of clients, with small and large inputs."""
+
+    async def test() -> None:
+        await register(gateway, "bob")
+        mirror = mirror_of(gateway, folder, out)
+        async with client_of(gateway) as client:
+            await mirror.open("new")
+            body = {"to_agents": ["bob"], "description": "build", "input": {"n": 1}}
+            with http_client(gateway) as http:
+                answer = http.post("/api/hub/tasks", json=body).raise_for_status()
+            posted = answer.json()["tasks"][0]["id"]
+            large = await client.create_task("grow", to="bob", input="x" * 200_000, from_="ann")
+            await copy_all(mirror)
+            found = read_dump(out)
+            tasks = found.records["tasks"]
+            assert (set(tasks), found.records["messages"]) == ({posted, large.id}, {})
+            assert (tasks[posted]["description"], tasks[posted]["input"]) == ("build", {"n": 1})
+            assert (tasks[large.id]["createdBy"], tasks[large.id]["assignedTo"]) == ("ann", "bob")
+            assert tasks[large.id]["input"] == "x" * 200_000
             report = await import_dump(client, folder, found, ImportPlan(), CLOCK)
             assert report.total.imported == 0, "what was mirrored is not new"
         assert compare_mirror(folder, out, CLOCK).is_equal

@@ -12,7 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gatepost.archive.manifest import decode_manifest, encode_manifest, sign_manifest
 from gatepost.archive.schema import EVENT_SCHEMA
+from gatepost.errors import ArchiveError
+from gatepost.events import NodeKey
 
 DAY = 86_400_000
 # 2026-01-05, a Monday, at noon.
@@ -63,7 +66,18 @@ def write_manifest(root: Path, node: str, segments: list[dict[str, Any]]) -> Non
         "archivedThrough": segments[-1]["last"] if segments else 0,
         "signature": "",
     }
-    manifest_path(root, node).write_text(json.dumps(manifest))
+    content = json.dumps(manifest).encode()
+    manifest_path(root, node).write_bytes(_sign(node, content))
+
+
+def _sign(node: str, content: bytes) -> bytes:
+    """Signed by the node's key, unless it is no manifest at all."""
+    try:
+        listed = decode_manifest(content, node)
+    except ArchiveError:
+        return content
+    key = NodeKey(hashlib.sha256(node.encode()).digest())
+    return encode_manifest(sign_manifest(listed, key))
 
 
 def _cuts(times: np.ndarray[Any, Any], most: int) -> Iterator[tuple[int, int]]:

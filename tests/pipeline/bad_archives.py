@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -127,6 +128,19 @@ def delete_segment(root: Path) -> None:
     (root / f"node={VICTIM}" / read_listed(root).segments[2].path).unlink()
 
 
+def resign_segment(root: Path, write: Callable[[Path], None], index: int = 2) -> None:
+    """The node itself archives another file, and signs that as the same events."""
+    listed = read_listed(root)
+    segment = listed.segments[index]
+    path = root / f"node={VICTIM}" / segment.path
+    write(path)
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    segments = list(listed.segments)
+    segments[index] = replace(segment, sha256=digest, bytes=len(content))
+    sign_and_write(root, replace(listed, segments=tuple(segments)))
+
+
 def rewrite_segment(root: Path, change: Callable[[pa.Table], pa.Table], index: int = -1) -> None:
     """The node itself archives something odd, and signs that."""
     listed = read_listed(root)
@@ -175,6 +189,80 @@ def retype_column(root: Path) -> None:
     rewrite_segment(root, change, 2)
 
 
+def change_column(
+    name: str, change: Callable[[list[Any]], list[Any]]
+) -> Callable[[pa.Table], pa.Table]:
+    """A change of the values of one column."""
+
+    def change_values(table: pa.Table) -> pa.Table:
+        place, field = table.schema.get_field_index(name), table.schema.field(name)
+        return table.set_column(place, field, pa.array(change(table[name].to_pylist()), field.type))
+
+    return change_values
+
+
+def null_column(name: str) -> Callable[[pa.Table], pa.Table]:
+    """A change of all values of a column to null, whether they are required or not."""
+
+    def change(table: pa.Table) -> pa.Table:
+        place, field = table.schema.get_field_index(name), table.schema.field(name)
+        nulls = pa.nulls(table.num_rows, field.type)
+        return table.set_column(place, field.with_nullable(True), nulls)
+
+    return change
+
+
+def empty_segment(root: Path) -> None:
+    """The node itself archives a file without events, and signs that."""
+    resign_segment(root, lambda path: pq.write_table(pq.read_schema(path).empty_table(), path))
+
+
+def name_node_in_column(root: Path) -> None:
+    """The node itself says that its events are of another one."""
+
+    def change(table: pa.Table) -> pa.Table:
+        return table.append_column("node", pa.array(["node-01"] * table.num_rows))
+
+    rewrite_segment(root, change, 2)
+
+
+def write_newer_segment(root: Path) -> None:
+    """As a later Gatepost would, that has no more use for a column that this one requires."""
+    newer = {"gatepost.schema": "2"}
+
+    def change(table: pa.Table) -> pa.Table:
+        return table.drop_columns(["prev_seq_to"]).replace_schema_metadata(newer)
+
+    rewrite_segment(root, change, 2)
+
+
+def write_newer_facts(root: Path) -> None:
+    content = b'{"version": 2, "gateway": "node-02", "knows": []}'
+    (root / room_facts.facts_path(VICTIM)).write_bytes(content)
+
+
+def leave_out_digests(root: Path) -> None:
+    rewrite_segment(root, null_column("digest"), 2)
+
+
+def move_to_other_incarnation(root: Path) -> None:
+    rewrite_segment(root, change_column("incarnation", lambda values: ["0"] * len(values)), 2)
+
+
+def write_odd_progress(root: Path) -> None:
+    rewrite_segment(root, change_column("progress", lambda values: [float("nan")] * 3), 2)
+
+
+def name_far_id(root: Path) -> None:
+    """One event of three, whose id was drawn in 1970."""
+    rewrite_segment(root, change_column("event_id", lambda ids: [bytes(16), *ids[1:]]), 2)
+
+
+def shorten_ids(root: Path) -> None:
+    """Two events of three, whose ids are none."""
+    rewrite_segment(root, change_column("event_id", lambda ids: [b"ab", b"", *ids[2:]]), 2)
+
+
 def enlarge_blob(root: Path) -> None:
     """One event, whose blob is so large that sums overflow."""
 
@@ -210,6 +298,18 @@ def list_impossible_date(root: Path) -> None:
     listed = read_listed(root)
     dated = replace(listed.segments[2], path="date=2026-13-45/x.parquet")
     sign_and_write(root, replace(listed, segments=(*listed.segments[:2], dated)))
+
+
+def write_newer_manifest(root: Path) -> None:
+    """As a later Gatepost would: with fields that this one does not know, and others gone."""
+    content = b'{"version": 7, "node": "node-02", "parts": []}'
+    (root / manifest.manifest_path(VICTIM)).write_bytes(content)
+
+
+def leave_out_first_segment(root: Path) -> None:
+    """The manifest says that the outbox begins with 1, and lists later events only."""
+    listed = read_listed(root)
+    sign_and_write(root, replace(listed, segments=listed.segments[1:]))
 
 
 def garble_manifest(root: Path) -> None:

@@ -39,7 +39,10 @@ class CommitGate:
         self._file.unlink(missing_ok=True)
 
     def is_shut(self) -> bool:
-        return self._file.exists() and self.count_commits() >= int(self._file.read_text())
+        try:
+            return self.count_commits() >= int(self._file.read_text())
+        except FileNotFoundError:
+            return False
 
     @contextmanager
     def before_commits(self) -> Iterator[None]:

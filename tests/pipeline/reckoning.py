@@ -58,6 +58,7 @@ class Lifecycle:
             "to_node": _first(ends, 2) or _first(accepts, 1) or self._last_asked(last),
             "sent_at": first and first["created_at"],
             "size": first and (first["blob_size"] or first["payload_size"]),
+            "forwarded": bool(first and first["origin_id"]),
             "attempts": last and last["attempt"],
             "routes": len(asked),
             "accepted_at": _first(accepts, 0),
@@ -106,9 +107,9 @@ def _state(row: Row) -> str:
     if row["kind"] is None:
         return "orphan"
     for name, column in (
-        ("dead_letter", "dead_at"),
         ("replied", "replied_at"),
         ("processed", "processed_at"),
+        ("dead_letter", "dead_at"),
         ("accepted", "accepted_at"),
     ):
         if row[column] is not None:
@@ -165,7 +166,8 @@ def _ended(row: Row) -> int | None:
 
 
 def _dead(row: Row) -> bool:
-    return row["dead_at"] is not None or row["outcome"] in ("dead_letter", "expired")
+    given_up = row["dead_at"] is not None and not row["amended"]
+    return given_up or row["outcome"] in ("dead_letter", "expired")
 
 
 def levels(group: list[Row]) -> Row:
@@ -178,7 +180,6 @@ def levels(group: list[Row]) -> Row:
         "sent": sent,
         "accepted": len(accept),
         "processed": len(process),
-        "failed": sum(r["outcome"] == "failed" for r in group),
         "dead": sum(map(_dead, group)),
         "amended": sum(r["amended"] for r in group),
         "retried": sum(r["attempts"] > 1 for r in group),
@@ -219,7 +220,6 @@ def exchanged(group: list[Row]) -> Row:
         "sent": len(group),
         "bytes": sum(r["size"] for r in group),
         "ok": sum(r["replied_at"] is not None or r["outcome"] == "ok" for r in group),
-        "failed": sum(r["outcome"] == "failed" for r in group),
         "dead": sum(map(_dead, group)),
         "open": sum(not r["closed"] for r in group),
         "accept_ms": round(sum(accept) / len(accept), 6) if accept else None,

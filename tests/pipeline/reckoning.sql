@@ -31,7 +31,8 @@ WITH about AS (
   FROM about
 )
 SELECT * FROM stated WHERE what IS NOT NULL
-UNION ALL BY NAME SELECT 'promised' AS what, promise AS stated_at, * FROM about WHERE promise IS NOT NULL
+UNION ALL BY NAME SELECT 'promised' AS what, promise AS stated_at, * FROM about
+  WHERE promise IS NOT NULL AND kind <> 'ack'
 UNION ALL BY NAME SELECT 'progressed' AS what, created_at AS stated_at, * FROM about
   WHERE progress IS NOT NULL;
 
@@ -40,6 +41,7 @@ CREATE TABLE asked AS SELECT DISTINCT node, id, peer FROM attempts WHERE peer IS
 CREATE TABLE messages AS
 SELECT node, id, kind, source_agent AS from_agent, to_agent, corr_id, pair_seq,
        created_at AS sent_at, expires_at, coalesce(blob_size, payload_size)::BIGINT AS size,
+       origin_id IS NOT NULL AS is_forward,
        capability_id, capability_version, delegation_version, executor_version, task_type
 FROM attempts
 QUALIFY row_number() OVER (PARTITION BY node, id ORDER BY created_at) = 1;
@@ -115,7 +117,8 @@ WITH keys AS (
   SELECT node, id FROM messages UNION SELECT owner, ref_id FROM facts_of
 ), columns AS (
   SELECT ('0x' || left(hex(keys.id), 12))::BIGINT // 3600000 AS hour,
-    keys.node, keys.id AS event_id, m.* EXCLUDE (node, id),
+    keys.node, keys.id AS event_id, m.* EXCLUDE (node, id, is_forward),
+    coalesce(is_forward, false) AS forwarded,
     l.attempts, l.decision, coalesce(routes, 0)::INTEGER AS routes,
     a.stated_at AS accepted_at, e.stated_at AS processed_at, e.outcome, r.stated_at AS replied_at, f.dead_at,
     coalesce(why.dead, why.undone, why.refused) AS reason,
@@ -140,8 +143,9 @@ WITH keys AS (
 SELECT *,
   dead_at IS NOT NULL AND (processed_at IS NOT NULL OR replied_at IS NOT NULL) AS amended,
   dead_at IS NOT NULL OR processed_at IS NOT NULL OR replied_at IS NOT NULL AS closed,
-  CASE WHEN lost THEN 'orphan' WHEN dead_at IS NOT NULL THEN 'dead_letter'
+  CASE WHEN lost THEN 'orphan'
        WHEN replied_at IS NOT NULL THEN 'replied' WHEN processed_at IS NOT NULL THEN 'processed'
+       WHEN dead_at IS NOT NULL THEN 'dead_letter'
        WHEN accepted_at IS NOT NULL THEN 'accepted'
        WHEN attempts > 1 THEN 'retry_pending' ELSE 'emitted' END AS state
 FROM columns;
@@ -153,8 +157,9 @@ SELECT hour, node, event_id, corr_id, from_agent, to_agent, to_node,
   coalesce(completed_at, failed_at, cancelled_at) AS ended_at,
   completed_at - sent_at AS took_ms, failure_class, reason,
   CASE WHEN completed_at IS NOT NULL THEN 'completed' WHEN failed_at IS NOT NULL THEN 'failed'
-       WHEN cancelled_at IS NOT NULL THEN 'cancelled' WHEN dead_at IS NOT NULL THEN 'dead_letter'
+       WHEN cancelled_at IS NOT NULL THEN 'cancelled'
        WHEN processed_at IS NOT NULL OR progress IS NOT NULL THEN 'running'
+       WHEN dead_at IS NOT NULL THEN 'dead_letter'
        WHEN accepted_at IS NOT NULL THEN 'accepted' ELSE 'pending' END AS state
 FROM deliveries WHERE kind = 'task_create';
 
@@ -166,7 +171,7 @@ SELECT * EXCLUDE (capability_id),
   coalesce(outcome, '') IN ('dead_letter', 'expired') AS dropped,
   accepted_at - sent_at AS accept,
   CASE WHEN NOT dropped THEN least(processed_at, replied_at) - sent_at END AS process,
-  dead_at IS NOT NULL OR dropped AS dead
+  (dead_at IS NOT NULL AND NOT amended) OR dropped AS dead
 FROM deliveries WHERE kind IS NOT NULL;
 
 CREATE MACRO percentile(sorted, share) AS
@@ -176,7 +181,7 @@ CREATE TABLE slo AS
 WITH sums AS (
   SELECT hour, window_start, kind, node, capability_id, count(*) AS sent,
     count(accepted_at) AS accepted, count(process) AS processed,
-    count(*) FILTER (outcome = 'failed') AS failed, count(*) FILTER (dead) AS dead,
+    count(*) FILTER (dead) AS dead,
     count(*) FILTER (amended) AS amended, count(*) FILTER (attempts > 1) AS retried,
     sum(duplicates)::BIGINT AS duplicates, count(*) FILTER (NOT closed) AS open,
     count(*) FILTER (coalesce(least(accepted_at, dead_at),
@@ -201,7 +206,7 @@ CREATE TABLE traffic AS
 SELECT hour, node, from_agent, to_node, to_agent, count(*) AS sent,
   coalesce(sum(size), 0)::BIGINT AS bytes,
   count(*) FILTER (replied_at IS NOT NULL OR outcome IN ('ok', 'kept')) AS ok,
-  count(*) FILTER (outcome = 'failed') AS failed, count(*) FILTER (dead) AS dead,
+  count(*) FILTER (dead) AS dead,
   count(*) FILTER (NOT closed) AS open, avg(accept) AS accept_ms, avg(process) AS process_ms,
   max(process) AS process_max
 FROM timed GROUP BY ALL;

@@ -9,9 +9,9 @@ from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
 from gatepost.archive.room_facts import NodeFact, RoomFacts
 from gatepost.archive.seen_heads import read_seen_heads
 from gatepost.journal import Tx
-from gatepost.testing.history import HistoryVerdict
-from gatepost.testing.simulation import RunShape, SimulatedGateway, SimulatedMesh, faults
-from gatepost.testing.simulation.run import _draw_settings, _place_agents, _plan_traffic
+from simulation.gateways import RunShape, SimulatedGateway, SimulatedMesh, faults
+from simulation.gateways.run import _draw_settings, _place_agents, _plan_traffic
+from simulation.history import HistoryVerdict
 
 # A forged receipt is a broken promise, and would be found.
 HONEST = [kind for kind in faults.FAULTS if kind != "forged_receipt"]

@@ -9,10 +9,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gatepost.pipeline.archive_source import read_stream
-from gatepost.pipeline.delta_tables import BatchTransaction, write_table
+from gatepost.pipeline.delta_tables import BatchTransaction
 from gatepost.pipeline.session import is_local, spark_session
 from tests.pipeline.commit_gate import CommitGate
 from tests.pipeline.spark_settings import QUICK_JVM, QUICK_SPARK
+from tests.pipeline.table_rows import write_table
 
 COLUMNS = ["node", "seq", "kind", "event_id", "date"]
 

@@ -1,7 +1,8 @@
 """The archive through Spark: batch and stream, exactly the rows the manifests list."""
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gatepost.errors import ArchiveError, PipelineError
@@ -23,6 +25,7 @@ from gatepost.pipeline.archive_source import (
     read_stream,
     register_source,
 )
+from gatepost.pipeline.read_plan import SegmentFile
 from tests.pipeline.archives import (
     DAY,
     NOON,
@@ -58,18 +61,20 @@ EXPECTED = sorted(
 )
 
 
-def arrow(spark: SparkSession, root: Path, **options: object) -> DataFrame:
+def load(spark: SparkSession, root: Path, **options: object) -> DataFrame:
     given = {name: str(value) for name, value in options.items()}
     register_source(spark)
     return spark.read.format(FORMAT).options(**given).load(str(root))
 
 
-def test_both_ways_to_read_give_the_same_rows_and_schema(spark: SparkSession, root: Path) -> None:
-    parquet, source = read_events(spark, str(root)), arrow(spark, root)
-    assert parquet.schema == source.schema
-    assert parquet.columns == ROW_SCHEMA.names
-    assert keys(parquet) == EXPECTED
-    assert contents(parquet).equals(contents(source))
+def test_events_are_the_rows_of_the_files(spark: SparkSession, root: Path) -> None:
+    events = load(spark, root)
+    assert events.columns == ROW_SCHEMA.names
+    assert keys(events) == EXPECTED
+    files = spark.read.option("basePath", str(root)).parquet(f"{root}/*/*")
+    for name in ("created_at", "expires_at", "eta_at"):
+        files = files.withColumn(name, F.timestamp_millis(name))
+    assert contents(events).equals(contents(files.select(*events.columns)))
 
 
 def contents(df: DataFrame) -> pa.Table:
@@ -82,14 +87,20 @@ def test_a_file_that_no_manifest_lists_does_not_exist(spark: SparkSession, tmp_p
     listed = read_manifest(tmp_path, "n1")["segments"]
     write_manifest(tmp_path, "n1", listed[:1])
     (tmp_path / "node=n2").mkdir()
-    assert keys(read_events(spark, str(tmp_path))) == keys(arrow(spark, tmp_path))
-    assert keys(arrow(spark, tmp_path)) == [("n1", "a1", 1)]
+    assert keys(load(spark, tmp_path)) == [("n1", "a1", 1)]
+
+
+def test_a_node_that_run_sets_aside_has_no_events(spark: SparkSession, tmp_path: Path) -> None:
+    write_node(tmp_path, "n1", [NOON])
+    write_node(tmp_path, "n2", [NOON])
+    unsigned = read_manifest(tmp_path, "n2") | {"signature": ""}
+    manifest_path(tmp_path, "n2").write_text(json.dumps(unsigned))
+    assert keys(load(spark, tmp_path)) == [("n1", "a1", 1)]
 
 
 def test_an_empty_archive_has_the_schema_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
-    parquet, source = read_events(spark, str(tmp_path)), arrow(spark, tmp_path)
-    assert parquet.schema == source.schema
-    assert parquet.count() == source.count() == 0
+    events = load(spark, tmp_path)
+    assert (events.columns, events.count()) == (ROW_SCHEMA.names, 0)
 
 
 def test_nodes_dates_and_columns_select(spark: SparkSession, root: Path) -> None:
@@ -97,29 +108,62 @@ def test_nodes_dates_and_columns_select(spark: SparkSession, root: Path) -> None
     chosen = read_events(
         spark, str(root), nodes=["n2"], since=day, until=day, columns=["seq", "node", "date"]
     )
-    source = arrow(
+    checked = load(
         spark, root, nodes="n2", since=day, until=day, columns="seq,node,date", verify="sha256"
     )
-    assert chosen.columns == source.columns == ["seq", "node", "date"]
+    assert chosen.columns == checked.columns == ["seq", "node", "date"]
     assert {r.date for r in chosen.collect()} == {day}
-    assert sorted(chosen.collect()) == sorted(source.collect())
+    assert sorted(chosen.collect()) == sorted(checked.collect())
     assert chosen.count() == 250
 
 
 def test_filters_reach_the_source(spark: SparkSession, root: Path) -> None:
     where = "node = 'n1' and seq between 150 and 260 and kind in ('ack', 'reply')"
-    plain, pushed = read_events(spark, str(root)).where(where), arrow(spark, root).where(where)
-    assert keys(pushed) == keys(plain)
-    assert len(keys(pushed)) == 55
-    assert keys(arrow(spark, root).where("node = 'n9'")) == []
+    assert keys(load(spark, root).where(where)) == [
+        ("n1", "a1", seq) for seq in range(150, 261) if seq % 4 in {1, 2}
+    ]
+    assert keys(load(spark, root).where("node = 'n9'")) == []
 
 
-def test_a_filter_keeps_other_files_closed(spark: SparkSession, tmp_path: Path) -> None:
-    write_node(tmp_path, "n1", [NOON])
-    write_node(tmp_path, "n2", [NOON])
-    (gone,) = (tmp_path / "node=n2").glob("*/*.parquet")
-    gone.unlink()
-    assert keys(arrow(spark, tmp_path).where("node = 'n1'")) == [("n1", "a1", 1)]
+@pytest.mark.parametrize(
+    ("where", "is_needed", "opened"),
+    [
+        ("node IN ('n1', NULL) AND seq > 300", lambda s: s.node == "n1" and s.last > 300, 4),
+        ("date = DATE '2026-01-07'", lambda s: str(s.date) == "2026-01-07", 4),
+        (
+            f"created_at >= timestamp_millis({NOON + DAY}) AND kind = 'ack'",
+            lambda s: s.max_created_at >= NOON + DAY,
+            10,
+        ),
+    ],
+)
+def test_a_query_opens_only_segments_that_can_match(
+    spark: SparkSession,
+    root: Path,
+    tmp_path: Path,
+    where: str,
+    is_needed: Callable[[SegmentFile], bool],
+    opened: int,
+) -> None:
+    """All other files are gone, and the answer is the same."""
+    archive = tmp_path / "archive"
+    shutil.copytree(root, archive)
+    listed = ArchiveReader(str(archive)).list_segments()
+    assert (len([s for s in listed if is_needed(s)]), len(listed)) == (opened, 16)
+    for segment in listed:
+        if not is_needed(segment):
+            (archive / segment.path).unlink()
+    found = keys(load(spark, archive).where(where))
+    assert found == keys(load(spark, root).where(where)) != []
+
+
+def test_what_manifests_state_is_read_without_files(spark: SparkSession, tmp_path: Path) -> None:
+    write_node(tmp_path, "n1", range(NOON, NOON + DAY, DAY // 50), segment_rows=20)
+    for segment in tmp_path.glob("*/*/*.parquet"):
+        segment.unlink()
+    listed = load(spark, tmp_path, columns="date,seq,incarnation,node")
+    assert keys(listed) == [("n1", "a1", seq) for seq in range(1, 51)]
+    assert {str(row.date) for row in listed.collect()} == {"2026-01-05", "2026-01-06"}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +190,7 @@ def test_a_damaged_file_is_noticed_when_asked_to(spark: SparkSession, tmp_path: 
     manifest = read_manifest(tmp_path, "n1")["segments"]
     manifest[0]["sha256"] = "00" * 32
     write_manifest(tmp_path, "n1", manifest)
-    assert keys(read_events(spark, str(tmp_path))) == [("n1", "a1", 1)]
+    assert keys(load(spark, tmp_path)) == [("n1", "a1", 1)]
     with pytest.raises(PySparkException, match="wrong SHA-256"):
         read_events(spark, str(tmp_path), verify="sha256").collect()
 

@@ -20,7 +20,7 @@ from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate
 from gatepost.pipeline.synth.faults import VIOLATIONS
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.transport import LocalTransport
-from gatepost.testing.simulation import RunShape
+from simulation.gateways import RunShape
 from tests.conftest import choose
 from tests.pipeline.simulated import archive_of
 
@@ -125,6 +125,7 @@ def test_without_the_word_of_others_keys_are_self_asserted(tmp_path: Path) -> No
     found = audit_archive(LocalTransport(), str(root), str(tmp_path / "tables"))
     assert found.keys == "self-asserted"
     assert found.self_asserted == ("node-01", "node-03", "node-04")
+    assert set(found.unwitnessed) >= {"node-01", "node-03", "node-04"}
     assert found.violations == {"unsigned_manifest": 1}
     # Nobody vouches for anybody, and events of node-02 are missed.
     assert found.unjudged == 2

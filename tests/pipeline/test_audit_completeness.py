@@ -4,8 +4,8 @@ from msgspec.structs import replace
 
 from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest
 from gatepost.archive.room_facts import HeadFact, RevocationFact, RoomFacts
+from gatepost.archive.witnessed_heads import ARCHIVE_GRACE_MS
 from gatepost.pipeline.audit.completeness import (
-    ARCHIVE_GRACE_MS,
     ArchiveEvidence,
     check_completeness,
     latest_time,

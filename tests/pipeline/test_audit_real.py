@@ -14,12 +14,14 @@ from examples import demo
 from examples.delegation import DelegationResult
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.verification import verify_archive
+from gatepost.ledger import Ledger, add_ledgers
 from gatepost.pipeline.jobs.audit import audit_archive
 from gatepost.pipeline.jobs.pipeline import update_tables
+from gatepost.pipeline.report.gatherer import gather_report
 from gatepost.pipeline.small_tables import open_table
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.transport import LocalTransport
-from gatepost.testing.history import HistoryVerdict
+from gatepost.pipeline.transport import SparkTransport
+from simulation.history import HistoryVerdict
 
 
 @pytest.mark.timeout(900)
@@ -34,22 +36,25 @@ def test_the_archives_of_real_gateways_keep_every_promise(
     caplog.set_level(logging.CRITICAL, "gatepost.client")
     town = demo.DemoMesh(tmp_path, seed=5)
     total = count(180, 3000)
-    delegated, verdict = played(town, total)
+    delegated, verdict, ledger = played(town, total)
     assert verdict.ok, verdict
     assert delegated.fine, delegated
     assert town.kills == 1
     assert town.taken_over > 0
     assert list(verify_archive(ArchiveStore.open(str(town.archive)))) == []
-    found = audit_archive(LocalTransport(), str(town.archive), str(tmp_path / "tables"))
+    transport, tables = SparkTransport(spark), str(tmp_path / "tables")
+    found = audit_archive(transport, str(town.archive), tables)
     assert (found.violations, found.keys) == ({}, "room")
     # A message, its acceptance and its end at least, of everything sent.
     assert found.events >= 3 * total
-    check_tables_of_tasks(str(town.archive), str(tmp_path / "tables"), delegated)
+    assert (found.ledger, ledger) == (None, verdict.ledger)
+    assert update_tables(transport, str(town.archive), tables).events == found.events
+    check_tables_of_tasks(tables, delegated)
+    check_ledger(transport, str(town.archive), tables, ledger)
 
 
-def check_tables_of_tasks(archive: str, tables: str, delegated: DelegationResult) -> None:
+def check_tables_of_tasks(tables: str, delegated: DelegationResult) -> None:
     """The tables of tasks come from the hub's own events, and find the reviews it has open."""
-    update_tables(LocalTransport(), archive, tables)
     tasks = [row for row in all_rows(tables, schemas.TASKS) if row["capability_id"] == "review"]
     assert sorted(row["state"] for row in tasks) == ["cancelled", "completed", "failed"]
     assert all(row["eta_at"] and row["node"] == "vps-jane" for row in tasks)
@@ -63,6 +68,13 @@ def check_tables_of_tasks(archive: str, tables: str, delegated: DelegationResult
     assert ids == delegated.reviews, "one item for one misfire, whoever finds it"
 
 
+def check_ledger(transport: SparkTransport, archive: str, tables: str, of_gateways: Ledger) -> None:
+    """The report and the audit count what the gateways count, in the same terms."""
+    assert gather_report(transport, tables).ledger == of_gateways
+    assert audit_archive(transport, archive, tables).ledger == of_gateways
+    assert of_gateways.adds_up and of_gateways.processed
+
+
 def all_rows(tables: str, table: schemas.TableSpec) -> list[dict[str, Any]]:
     opened = open_table(tables, table)
     assert opened is not None, table.name
@@ -70,10 +82,11 @@ def all_rows(tables: str, table: schemas.TableSpec) -> list[dict[str, Any]]:
     return found
 
 
-def played(town: demo.DemoMesh, total: int) -> tuple[DelegationResult, HistoryVerdict]:
+def played(town: demo.DemoMesh, total: int) -> tuple[DelegationResult, HistoryVerdict, Ledger]:
     with contextlib.ExitStack() as running:
         for gateway in town.gateways.values():
             running.enter_context(gateway)
         town.join_gateways()
         _, delegated, verdict = asyncio.run(demo.run_scenario(town, total))
-    return delegated, verdict
+        ledgers = [gateway.start().get("/v1/ledger") for gateway in town.gateways.values()]
+    return delegated, verdict, add_ledgers(Ledger(**ledger) for ledger in ledgers)

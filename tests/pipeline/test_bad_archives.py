@@ -34,6 +34,20 @@ AUDITS: dict[bad.Tampering, tuple[int, set[str], str]] = {
     bad.leave_out_last_segment: (BROKEN, {"missing_events"}, "the archive ends with"),
     bad.hide_last_segment_and_facts: (UNDECIDED, set(), "the node has not archived since"),
     bad.add_stranger: (BROKEN, {"unknown_node"}, "no gateway of the room knows this node"),
+    bad.write_newer_manifest: (UNDECIDED, set(), "has version 7, this Gatepost reads 1"),
+    bad.leave_out_first_segment: (UNDECIDED, set(), "lists events from 201 on, and begins it with"),
+    bad.empty_segment: (BROKEN, {"altered_segment"}, "has 0 events, the manifest lists 3"),
+    bad.delete_segment: (BROKEN, {"chain_gap"}, "is missing"),
+    bad.name_node_in_column: (BROKEN, {"altered_segment"}, "the file has a column node"),
+    bad.retype_column: (BROKEN, {"altered_segment"}, "the column kind is int64, not string"),
+    bad.leave_out_digests: (BROKEN, {"altered_segment"}, "digest has rows without a value"),
+    bad.write_newer_segment: (UNDECIDED, set(), "has version 2, this Gatepost reads 1"),
+    bad.write_newer_facts: (UNDECIDED, set(), "has version 2, this Gatepost reads 1"),
+    bad.enlarge_blob: (UNDECIDED, set(), "the column blob_size has impossible values"),
+    bad.write_odd_progress: (UNDECIDED, set(), "the column progress has impossible values"),
+    bad.move_to_other_incarnation: (UNDECIDED, set(), "of another incarnation than the manifest"),
+    bad.name_far_id: (KEPT, set(), ""),
+    bad.drop_columns: (KEPT, set(), ""),
     bad.delete_room_facts: (UNDECIDED, set(), "vouch for the keys of"),
     bad.delete_facts_of_one: (UNDECIDED, set(), "its room facts are missing"),
     bad.forge_manifest: (BROKEN, {"unsigned_manifest"}, "not signed by the node's key"),
@@ -59,7 +73,8 @@ def test_an_audit_is_not_fooled(
     shown = called(capsys, "audit", root, tmp_path)
     assert (shown.code, set(shown.document["violations"])) == (code, rules)
     assert shown.document["verdict"] == VERDICTS[code]
-    assert any(text in sample["detail"] for sample in shown.document["samples"]), shown
+    samples = [sample["detail"] for sample in shown.document["samples"]]
+    assert any(text in detail for detail in samples) if text else not samples, shown
 
 
 def test_a_right_archive_is_kept_and_an_absence_may_be_stated(
@@ -80,9 +95,16 @@ RUNS: dict[bad.Tampering, tuple[str, bool]] = {
     bad.forge_manifest: ("not signed by the key that the room knows", False),
     bad.add_strange_gateway: ("not signed by the key that the room knows", False),
     bad.garble_manifest: ("is not a manifest", False),
+    bad.write_newer_manifest: ("has version 7, this Gatepost reads 1", False),
     bad.damage_segment: ("the file is not the one that was archived", True),
     bad.delete_segment: ("the file is missing", True),
-    bad.retype_column: ("the column kind is not that of an archive", True),
+    bad.empty_segment: ("the file has 0 events, the manifest lists 3", True),
+    bad.name_node_in_column: ("has a column node, which only its folder may name", True),
+    bad.leave_out_digests: ("the column digest has rows without a value", True),
+    bad.write_odd_progress: ("the column progress has impossible values", True),
+    bad.move_to_other_incarnation: ("of another incarnation than the manifest lists", True),
+    bad.write_newer_segment: ("it has version 2, this Gatepost reads 1", True),
+    bad.retype_column: ("the column kind is int64, not string", True),
     bad.enlarge_blob: ("the column blob_size has impossible values", True),
     bad.scramble_pages: ("the file cannot be decoded", True),
     bad.replace_segment_by_pipe: ("it is not a file", True),
@@ -121,15 +143,20 @@ def test_what_is_right_again_is_made_up_for(
     shutil.copytree(right, root)
     tamper(root)
     called(capsys, "run", root, tmp_path)
+    (lasting,) = incidents(tmp_path, "bad_archive")
+    assert lasting["ended_at"] is None
     shutil.copytree(right, root, dirs_exist_ok=True)
     shown = called(capsys, "run", root, tmp_path)
     assert shown.document["aside"] == []
     assert shown.document["events"] > 0
-    assert incidents(tmp_path, "bad_archive") == []
+    # It is over, and says so to whoever knew that it lasted.
+    (over,) = incidents(tmp_path, "bad_archive")
+    assert over["incident_id"] == lasting["incident_id"]
+    assert over["ended_at"] >= over["started_at"]
     called(capsys, "run", right, tmp_path / "other")
     for table in (schemas.DELIVERIES, schemas.SLO, schemas.INCIDENTS):
         found, expected = (rows(folder, table) for folder in (tmp_path, tmp_path / "other"))
-        assert found == expected
+        assert [row for row in found if row != over] == expected
 
 
 def test_one_event_of_the_future_empties_nothing(
@@ -139,13 +166,43 @@ def test_one_event_of_the_future_empties_nothing(
     shutil.copytree(right, root)
     bad.write_event_of_the_future(root)
     shown = called(capsys, "run", root, tmp_path)
-    assert (shown.code, shown.document["aside"]) == (0, [])
+    # It is taken in, but its id is too far from it to count.
+    (aside,) = shown.document["aside"]
+    assert (shown.code, aside["node"], aside["events"]) == (0, bad.VICTIM, 1)
+    assert shown.document["batches"] <= 3
+    assert shown.document["events"] == sum(bad.read_listed(right, n).rows for n in NODES)
     day = 24 * 3_600_000
     assert shown.document["report"]["last_at"] - shown.document["report"]["first_at"] <= 2 * day
     before = len(rows(tmp_path, schemas.DELIVERIES))
     places = ["--tables", str(tmp_path / "tables"), "--json"]
     assert run_command(["pipeline", "compact", "--keep-days", "3", *places]) == 0
     assert len(rows(tmp_path, schemas.DELIVERIES)) == before > 0
+
+
+@pytest.mark.parametrize(
+    ("tamper", "counted"), [(bad.name_far_id, "1 event is"), (bad.shorten_ids, "2 events are")]
+)
+def test_ids_that_cannot_be_right_are_counted_and_their_neighbours_taken_in(
+    right: Path,
+    tmp_path: Path,
+    tamper: bad.Tampering,
+    counted: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = tmp_path / "archive"
+    shutil.copytree(right, root)
+    tamper(root)
+    shown = called(capsys, "run", root, tmp_path)
+    assert shown.document["events"] == sum(bad.read_listed(right, n).rows for n in NODES)
+    (aside,) = shown.document["aside"]
+    assert (aside["first"], aside["last"]) == (401, 403)
+    (incident,) = incidents(tmp_path, "bad_archive")
+    assert incident["count"] == aside["events"] == int(counted[0])
+    said = f"{bad.VICTIM}: among its events 401 to 403, {counted} not counted: an id was drawn"
+    assert incident["sentence"].startswith(said)
+    places = ["--archive", str(root), "--tables", str(tmp_path / "tables"), "--engine", "local"]
+    assert run_command(["pipeline", "run", *places]) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_older_segments_lack_columns(
@@ -164,7 +221,8 @@ def test_tables_that_cannot_be_written_are_one_sentence(
 ) -> None:
     blocked = tmp_path / "tables"
     blocked.write_text("a file, where a folder should be")
-    code = run_command(["pipeline", "run", "--archive", str(right), "--tables", str(blocked)])
+    places = ["--archive", str(right), "--tables", str(blocked), "--engine", "local"]
+    code = run_command(["pipeline", "run", *places])
     shown = capsys.readouterr()
     assert code == 1
     assert (shown.out, len(shown.err.splitlines())) == ("", 1)
@@ -188,7 +246,7 @@ class Shown(NamedTuple):
 
 
 def called(capsys: Any, command: str, root: Path, folder: Path, *more: str) -> Shown:
-    arguments = ["--archive", str(root), "--tables", str(folder / "tables"), "--json", *more]
-    code = run_command(["pipeline", command, *arguments])
+    places = ["--archive", str(root), "--tables", str(folder / "tables"), "--engine", "local"]
+    code = run_command(["pipeline", command, *places, "--json", *more])
     shown = capsys.readouterr()
     return Shown(code, json.loads(shown.out or shown.err))

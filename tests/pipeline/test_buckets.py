@@ -1,7 +1,6 @@
 """Archives and tables in a bucket of an S3 server: the jobs make the same of them."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -92,8 +91,11 @@ def test_one_form_of_uri_names_every_storage(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tables(stored: str, bucket: str, world: World) -> str:
-    """Tables in the bucket, which tests may compact but not change otherwise."""
+def tables(spark: SparkSession, stored: str, bucket: str, world: World) -> str:
+    """Tables in the bucket, which tests may compact but not change otherwise.
+
+    Spark's workers run already, started before this process knew of a bucket.
+    """
     tables = f"{bucket}/tables"
     code, shown = call_cli("run", archive=stored, tables=tables)
     assert (code, shown["events"], shown["aside"]) == (0, world.truth.events, [])
@@ -121,15 +123,7 @@ def test_all_jobs_work_on_buckets(stored: str, tables: str, world: World) -> Non
     world.assert_same(tables)
 
 
-def test_queries_and_replays_read_buckets(
-    spark: SparkSession,
-    tables: str,
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # The session may have started before there was a bucket.
-    known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    monkeypatch.setattr(spark.sparkContext, "environment", spark.sparkContext.environment | known)
+def test_queries_and_replays_read_buckets(spark: SparkSession, tables: str, world: World) -> None:
     found = choose_letters(spark, tables, "true", 10_000)
     assert found.letters == choose_letters(spark, world.tables, "true", 10_000).letters != []
     create_views(spark, tables)
@@ -175,4 +169,4 @@ def test_a_batch_is_begun_once(bucket: str) -> None:
 def test_a_synthetic_archive_is_written_to_a_bucket(bucket: str) -> None:
     truth = generate_archive(f"{bucket}/made", SynthOptions(events=500))
     assert audit_archive(LocalTransport(), f"{bucket}/made", f"{bucket}/m").events == truth.events
-    compact_tables(LocalTransport(), f"{bucket}/m")
+    compact_tables(f"{bucket}/m")

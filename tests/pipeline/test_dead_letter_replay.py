@@ -19,13 +19,13 @@ from gatepost.pipeline.dead_letter_replay import (
     replay_commands,
     replay_letters,
 )
-from gatepost.pipeline.delta_tables import write_table
 from gatepost.pipeline.gateway_api import GatewayApi
 from gatepost.pipeline.jobs.pipeline import update_tables
 from gatepost.pipeline.tables.schemas import DELIVERIES
 from gatepost.pipeline.transport import LocalTransport
 from gatepost.testing import GatewayProcess
 from tests.gateway.admin.test_undelivered_api import bury
+from tests.pipeline.table_rows import write_known_rows
 from tests.waiting import wait_until
 
 IDS = [new_event_id(SystemClock()) for _ in range(6)]
@@ -34,7 +34,7 @@ NACKED = {"state": "processed", "amended": False, "outcome": "dead_letter"}
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One of each sort, from node a to node b."""
     sorts: list[dict[str, object]] = [
         GIVEN_UP,
@@ -49,10 +49,8 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str
         base | {"event_id": parse_event_id(id), "sent_at": at} | sort
         for at, (id, sort) in enumerate(zip(IDS, sorts, strict=True))
     ]
-    filled = [tuple(row.get(name) for name in DELIVERIES.names) for row in rows]
     root = tmp_path_factory.mktemp("replay")
-    frame = spark.createDataFrame(filled, DELIVERIES.ddl)
-    write_table(frame, str(root / "deliveries"), partition_by=["hour"])
+    write_known_rows(root, DELIVERIES, rows)
     return str(root)
 
 

@@ -17,11 +17,10 @@ from gatepost.pipeline.delta_tables import (
     read_table,
     table_exists,
     vacuum_table,
-    write_table,
 )
-from gatepost.pipeline.transport import LocalTransport
 from tests.pipeline.archives import NOON, write_node
 from tests.pipeline.streaming_job import start_stream
+from tests.pipeline.table_rows import write_table
 
 MONDAY, TUESDAY = date(2026, 1, 5), date(2026, 1, 6)
 
@@ -73,8 +72,6 @@ def test_partition_values_may_be_anything(spark: SparkSession, path: str) -> Non
     write_table(df, path)
     assert {row.p for row in read_table(spark, path).collect()} == set(values)
     assert {row["p"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()} == set(values)
-    assert compact_table(LocalTransport(), path, at_least=2) == 4
-    assert {row.p for row in read_table(spark, path).collect()} == set(values)
 
 
 def test_a_batch_counts_once(spark: SparkSession, path: str) -> None:
@@ -178,7 +175,7 @@ def test_a_task_that_fails_changes_nothing(spark: SparkSession, path: str) -> No
 def test_a_table_that_is_not_there_says_so(spark: SparkSession, path: str) -> None:
     for use in (
         lambda: read_table(spark, path),
-        lambda: compact_table(LocalTransport(), path),
+        lambda: compact_table(path),
         lambda: vacuum_table(path),
     ):
         with pytest.raises(PipelineError, match="no table"):
@@ -192,12 +189,12 @@ def test_compact_merges_and_vacuum_deletes_what_nobody_names(
         write_table(frame(spark, (MONDAY, n), (TUESDAY, n)), path, partition_by=["day"])
     (Path(path) / "part-orphan.parquet").write_bytes(b"left by a crash")
     before = rows(spark, path)
-    assert compact_table(LocalTransport(), path) == 8
+    assert compact_table(path) == 8
     assert len(DeltaTable(path).file_uris()) == 2
     assert rows(spark, path) == before
     assert len(vacuum_table(path, older_than_hours=0)) == 11
     assert rows(spark, path) == before
-    assert compact_table(LocalTransport(), path) == 0
+    assert compact_table(path) == 0
 
 
 def test_file_statistics_let_readers_skip(spark: SparkSession, path: str) -> None:

@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 def test_a_table_is_what_its_documentation_says(
     world: World, reckoned: duckdb.DuckDBPyConnection, name: str
 ) -> None:
-    columns = [column for column in TABLES[name].names if column not in UNDEFINED]
+    columns = [each for each in TABLES[name].kernel_names if each not in UNDEFINED]
     made = [{column: row[column] for column in columns} for row in world.rows[name]]
     expected = reckoned_rows(reckoned, name, columns)
     assert expected

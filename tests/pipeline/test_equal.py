@@ -88,9 +88,9 @@ def test_service_levels_are_what_the_files_say_in_every_column(
     world: World, reckoned: Reckoned
 ) -> None:
     _assert_equal(world.rows["slo"], SLO_KEY, reckoned.slo())
-    sums = {name: sum(row[name] for row in world.rows["slo"]) for name in ("failed", "ack_lag")}
+    sums = {name: sum(row[name] for row in world.rows["slo"]) for name in ("dead", "ack_lag")}
     assert all(sums.values())
-    key = {"hour", *SLO_KEY}
+    key = {"day", "hour", *SLO_KEY}
     assert set(world.rows["slo"][0]) - key == set(next(iter(reckoned.slo().values())))
 
 

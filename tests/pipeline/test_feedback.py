@@ -2,22 +2,20 @@
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from gatepost.errors import Unavailable
 from gatepost.events import parse_event_id
 from gatepost.pipeline import feedback
-from gatepost.pipeline.delta_tables import write_table
 from gatepost.pipeline.gateway_api import GatewayApi
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.schemas import TableSpec
 from gatepost.testing import GatewayProcess
+from tests.pipeline.table_rows import write_known_rows
 
 TASK = "019cb0cd-23c0-7181-8f2f-540b49b2a054"
 AT = 1_772_490_600_000
@@ -58,23 +56,14 @@ NEWER = ETA | {"capability_version": "3.10.0", "completed": 7, "recommended_eta_
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("feedback")
     task = {"hour": AT // HOUR, "event_id": parse_event_id(TASK), "corr_id": TASK}
-    _write(spark, root, schemas.INCIDENTS, [INCIDENT])
-    _write(spark, root, schemas.REVIEWS, [REVIEW, UNVERSIONED])
-    _write(spark, root, schemas.ETA, [ETA, NEWER])
-    _write(spark, root, schemas.TASKS, [task])
+    write_known_rows(root, schemas.INCIDENTS, [INCIDENT])
+    write_known_rows(root, schemas.REVIEWS, [REVIEW, UNVERSIONED])
+    write_known_rows(root, schemas.ETA, [ETA, NEWER])
+    write_known_rows(root, schemas.TASKS, [task])
     return str(root)
-
-
-def _write(
-    spark: SparkSession, root: Path, table: TableSpec, rows: Sequence[dict[str, object]]
-) -> None:
-    filled = [tuple(row.get(name) for name in table.names) for row in rows]
-    by = [table.partition] if table.partition else []
-    frame = spark.createDataFrame(filled, table.ddl)
-    write_table(frame, str(root / table.name), partition_by=by)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +91,7 @@ def test_a_gateway_takes_everything_once(
     assert [posted.new for posted in again[:2]] == [0, 0]
     assert all(posted.ok for posted in again)
     (incident,) = process.get("/v1/incidents?class=silent_node")["incidents"]
+    assert (incident["count"], incident["ended_at"]) == (9, None)
     assert (incident["source"], incident["subject"]) == ("pipeline", "node-03")
     assert (incident["detail"], incident["corr_ids"]) == (INCIDENT["sentence"], ["c:1", "c:2"])
     (review,) = process.get("/v1/reviews")
@@ -109,6 +99,25 @@ def test_a_gateway_takes_everything_once(
     assert (review["corr_ids"], review["event_ids"]) == ([TASK], [TASK])
     (advice,) = process.get("/v1/eta-advice")
     assert (advice["samples"], advice["recommended_eta_seconds"]) == (7, 1)
+
+
+def test_an_incident_that_ended_is_over_at_the_gateway(
+    tmp_path: Path, process: GatewayProcess, gateway: GatewayApi
+) -> None:
+    burst = INCIDENT | {"incident_id": "d" * 32, "class": "dead_letter_burst"}
+
+    def post(name: str, row: dict[str, object]) -> dict[str, Any]:
+        write_known_rows(tmp_path / name, schemas.INCIDENTS, [row])
+        posted, *_ = feedback.post_feedback(str(tmp_path / name), gateway)
+        assert posted.ok
+        (found,) = process.get("/v1/incidents?class=dead_letter_burst")["incidents"]
+        return dict(found)
+
+    assert post("lasts", burst)["ended_at"] is None
+    assert process.get("/v1/status")["incidents"]["dead_letter_burst"] == 1
+    over = post("over", burst | {"ended_at": AT + 60_000, "count": 40})
+    assert (over["ended_at"], over["count"], over["status"]) == (AT + 60_000, 40, "open")
+    assert "dead_letter_burst" not in process.get("/v1/status")["incidents"]
 
 
 def test_without_tables_there_is_nothing_to_say(tmp_path: Path, gateway: GatewayApi) -> None:
@@ -122,12 +131,10 @@ def test_a_wrong_token_is_told_for_each(tables: str, process: GatewayProcess) ->
     assert not any("wrong" in (each.error or "") for each in posted)
 
 
-def test_one_bad_item_does_not_keep_the_others_out(
-    spark: SparkSession, tmp_path: Path, gateway: GatewayApi
-) -> None:
+def test_one_bad_item_does_not_keep_the_others_out(tmp_path: Path, gateway: GatewayApi) -> None:
     rows = [INCIDENT | {"incident_id": f"{n:032}", "class": "backlog"} for n in range(7)]
     rows[3] |= {"class": "unheard_of"}
-    _write(spark, tmp_path, schemas.INCIDENTS, rows)
+    write_known_rows(tmp_path, schemas.INCIDENTS, rows)
     posted, *_ = feedback.post_feedback(str(tmp_path), gateway)
     assert (posted.found, posted.given, posted.new, len(posted.refused)) == (7, 6, 6, 1)
     assert not posted.ok

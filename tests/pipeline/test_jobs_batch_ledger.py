@@ -24,8 +24,8 @@ def test_a_batch_begins_where_the_last_one_ended(tmp_path: Path) -> None:
     assert ledger.last_batch() is None
     first = ledger.begin_batch({"vps": {"a": 5}})
     second = BatchLedger(str(tmp_path)).begin_batch({"vps": {"a": 9}}, last=first)
-    assert first == PipelineBatch(1, {}, {"vps": {"a": 5}}, layout=2)
-    assert second == PipelineBatch(2, {"vps": {"a": 5}}, {"vps": {"a": 9}}, layout=2)
+    assert first == PipelineBatch(1, {}, {"vps": {"a": 5}}, layout=3)
+    assert second == PipelineBatch(2, {"vps": {"a": 5}}, {"vps": {"a": 9}}, layout=3)
     assert ledger.last_batch() == second
 
 
@@ -90,6 +90,9 @@ def test_tables_of_another_version_are_not_gone_on_with(tmp_path: Path) -> None:
     ledger = BatchLedger(str(tmp_path))
     ledger.begin_batch({"vps": {"a": 5}})
     (file,) = (tmp_path / "_batches").iterdir()
-    file.write_text(file.read_text().replace('"layout":2', '"layout":1'))
-    with pytest.raises(PipelineError, match="another version of Gatepost"):
+    file.write_text(file.read_text().replace('"layout":3', '"layout":1'))
+    with pytest.raises(PipelineError, match=r"an earlier Gatepost \(layout 1; .* backfill"):
+        ledger.last_batch()
+    file.write_text(file.read_text().replace('"layout":1', '"layout":4'))
+    with pytest.raises(PipelineError, match=r"a newer Gatepost \(layout 4; .* upgrade"):
         ledger.last_batch()

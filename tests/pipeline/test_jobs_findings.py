@@ -18,6 +18,7 @@ class CountingTransport(LocalTransport):
     """Counts the parts that were folded in each job."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.parts: list[int] = []
 
     def run(
@@ -36,7 +37,7 @@ def test_many_cases_are_divided_and_the_findings_are_the_same(
     monkeypatch.setattr(findings, "_AT_ONCE", 50)
     tables, transport = str(tmp_path / "tables"), CountingTransport()
     backfill_tables(transport, world.archive, tables)
-    cases = sum(file.rows for file in list_files(f"{tables}/{CASES.name}", "hour"))
+    cases = sum(file.rows for file in list_files(f"{tables}/{CASES.name}", "day"))
     assert transport.parts[-1] == -(-cases // 50) > 5
     world.assert_same(tables)
     for table in (INCIDENTS, REVIEWS, ETA):

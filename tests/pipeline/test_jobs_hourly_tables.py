@@ -19,7 +19,7 @@ def test_a_large_hour_is_cut_by_node_and_window_and_says_the_same(
     deliveries = list_files(f"{world.tables}/deliveries", "hour")
     assert max(piece.parts for piece in module._cut_pieces(deliveries)) > 2
     writing = {
-        table: begin_write(str(tmp_path / table.name), table.schema, partition_by=["hour"])
+        table: begin_write(str(tmp_path / table.name), table.schema, partition_by=table.partitions)
         for table in HOURLY_TABLES
     }
     folders = {table: each.path for table, each in writing.items()}

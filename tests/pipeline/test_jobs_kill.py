@@ -11,17 +11,14 @@ import pytest
 
 from gatepost.errors import PipelineError
 from gatepost.pipeline.jobs.pipeline import Pipeline, RunSummary, backfill_tables, compact_tables
-from gatepost.pipeline.jobs.retention import drop_old_hours
-from gatepost.pipeline.tables import schemas
 from tests.pipeline.commit_gate import CommitGate
 from tests.pipeline.crashing import Program
-from tests.pipeline.worlds import MADE, World
+from tests.pipeline.worlds import World
 
 # Whole runs of Spark, on machines that do other things too.
 pytestmark = pytest.mark.timeout(1800)
 
 TABLES_A_BATCH = 9
-HOUR = 3_600_000
 
 
 def kill_again_and_again(
@@ -47,26 +44,11 @@ def test_run_in_batches_is_killed_and_equals_backfill(
     with pytest.raises(PipelineError, match="already holds tables"):
         backfill_tables(world.transport, world.archive, str(tables))
     _assert_compacted(world, str(tables))
-    _assert_old_hours_go(world, str(tables))
 
 
 def _assert_compacted(world: World, tables: str) -> None:
-    assert compact_tables(world.transport, tables, keep_hours=0, keep_days=1)["deliveries"] > 0
+    assert compact_tables(tables, keep_hours=0, keep_days=1)["deliveries"] > 0
     world.assert_same(tables)
-
-
-def _assert_old_hours_go(world: World, tables: str) -> None:
-    hours = sorted({row["hour"] for row in world.rows["deliveries"]})
-    assert len(hours) > 1
-    assert drop_old_hours(tables, hours[-1] * HOUR)["deliveries"] > 0
-    for table in MADE:
-        if table.partition:
-            left = [row for row in world.rows[table.name] if row["hour"] == hours[-1]]
-            assert world.read(tables, table) == left, table.name
-    activity = world.read(tables, schemas.ACTIVITY)
-    assert {row["window_start"] // HOUR for row in activity} == {hours[-1]}
-    again = Pipeline(world.transport, world.archive, tables).run()
-    assert again == RunSummary(0, 0), "what is gone is not read again"
 
 
 def test_a_stream_is_killed_goes_on_and_run_goes_on_where_it_stopped(

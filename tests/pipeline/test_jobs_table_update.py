@@ -3,17 +3,16 @@
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from gatepost.pipeline.delta_tables import CommitResult, StoredFile, TableWrite, files_since
+from gatepost.pipeline.delta_tables import CommitResult, TableWrite, files_since, list_files
 from gatepost.pipeline.jobs import table_update as module
 from gatepost.pipeline.jobs.findings import FindingsInput, _build_findings
 from gatepost.pipeline.jobs.pipeline import Pipeline, RunSummary
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile
-from gatepost.pipeline.tables.arrow_schemas import rows_to_table
-from gatepost.pipeline.tables.schemas import ACTIVITY, CASES, INCIDENTS
+from gatepost.pipeline.tables.schemas import ACTIVITY, CASES, HOUR_MS, INCIDENTS
+from tests.pipeline.table_rows import write_known_rows
 from tests.pipeline.worlds import World
 
 pytestmark = pytest.mark.timeout(600)
@@ -71,15 +70,12 @@ def test_what_lies_further_back_than_anybody_looks_is_left_alone(tmp_path: Path)
     def incidents(last_heard: int) -> pa.Table:
         heard = {"node": "b", "window_start": 0, "first_at": last_heard, "last_at": last_heard}
         waits = {"node": "a", "to_node": "b", "to_agent": "bob", "sent_at": now - day}
-        for name, table in (
-            ("activity", rows_to_table(ACTIVITY, [heard])),
-            ("cases", rows_to_table(CASES, [waits]).drop_columns(["hour"])),
-        ):
-            pq.write_table(table, tmp_path / name)
-        activity, cases = (
-            StoredFile(str(tmp_path / name), 0, rows=1) for name in ("activity", "cases")
-        )
-        known = FindingsInput(now - 30 * day, now, [activity], [cases], [])
+        root = tmp_path / str(last_heard)
+        write_known_rows(root, ACTIVITY, [heard])
+        write_known_rows(root, CASES, [waits | {"hour": (now - day) // HOUR_MS}])
+        activity = files_since(str(root / "activity"), "last_at", 0)
+        cases = list_files(str(root / "cases"), "day")
+        known = FindingsInput(now - 30 * day, now, activity, cases, [])
         return _build_findings(known, Objectives())[INCIDENTS]
 
     assert incidents(now - 29 * day)["class"].to_pylist() == ["silent_node"]

@@ -46,7 +46,8 @@ def test_all_tables_have_their_columns_also_without_any_row() -> None:
 def test_a_task_tells_what_was_promised_and_kept() -> None:
     one = hour(
         TASK,
-        receipt("b", "accepted", 5, eta_seconds=60),
+        receipt("b", "accepted", 5),
+        event("b", "task_accept", 5, eta_seconds=60, **ABOUT),
         event("b", "task_update", 8, progress=0.5, **ABOUT),
         event("b", "task_complete", 90, **ABOUT),
         receipt("b", "processed", 95, **OK),
@@ -109,7 +110,11 @@ def test_a_case_is_what_is_not_as_it_should_be(unusual: bool, events: list[Event
     ],
 )
 def test_a_task_that_breaks_its_promise_is_a_case(unusual: bool, events: list[Event]) -> None:
-    taken = [receipt("b", "accepted", 5, eta_seconds=1), receipt("b", "processed", 9, **OK)]
+    taken = [
+        receipt("b", "accepted", 5),
+        event("b", "task_accept", 5, eta_seconds=1, **ABOUT),
+        receipt("b", "processed", 9, **OK),
+    ]
     found = select_cases(hour(TASK, *taken, *events), Objectives()).to_pylist()
     # A cancellation is a delivery of its own, and nobody has accepted that one.
     assert [row["task_state"] is not None for row in found].count(True) == unusual

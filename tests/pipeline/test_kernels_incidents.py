@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from gatepost.pipeline.kernels.groups import CodedColumns
-from gatepost.pipeline.kernels.incidents import find_incidents
+from gatepost.pipeline.kernels.incidents import describe_aside, find_incidents
 from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.read_plan import SetAside
 from gatepost.pipeline.tables.arrow_schemas import rows_to_table
 from gatepost.pipeline.tables.schemas import ACTIVITY, CASES
 
 T = 1_772_490_600_000
 MINUTE = 60_000
+HOUR = 60 * MINUTE
 WINDOW = Objectives().window_ms
 LATER = T + 600 * MINUTE
 Row = dict[str, Any]
@@ -155,3 +157,28 @@ def test_a_clock_that_differs_from_most_others_is_named() -> None:
     behind = found([skewed(other, "x", 90_000) for other in "abc"])
     assert [(row["node"], "is behind" in row["sentence"]) for row in behind] == [("x", True)]
     assert found([skewed("a", "b", 29_000)]) == []
+
+
+@pytest.mark.parametrize("since", [0, WINDOW, WINDOW + 1])
+def test_what_is_known_by_single_moments_lasts_for_a_window_after_the_last_one(since: int) -> None:
+    """A burst of dead letters, a routing miss, a wrong clock, events of impossible ids."""
+    last = T + 9 * 1000
+    burst = [dead(number * 1000) for number in range(10)]
+    miss = [dead(9 * 1000, "no_route")]
+    clock = [skewed("x", other, 90_000) | {"sent_at": last} for other in "abc"]
+    odd = SetAside("x", "an id was drawn too long before its event", last, "a1", 1, 9, 2)
+    as_of = last + since
+    rows = [row for cases in (burst, miss, clock) for row in found(cases, as_of=as_of)]
+    rows += describe_aside([odd], as_of, Objectives()).to_pylist()
+    assert {row["class"] for row in rows} == {
+        *("dead_letter_burst", "routing_miss", "clock_skew", "bad_archive"),
+    }
+    assert {row["ended_at"] for row in rows} == {last if since > WINDOW else None}
+
+
+def test_what_is_set_aside_lasts_until_it_is_right_again() -> None:
+    broken = SetAside("x", "the file is missing", T, "a1", 1, 9)
+    repaired = SetAside("x", "the file is missing", T, "a1", 1, 9, ended=T + HOUR)
+    rows = describe_aside([broken, repaired], LATER, Objectives()).to_pylist()
+    assert [(row["ended_at"], row["count"]) for row in rows] == [(None, 9), (T + HOUR, 9)]
+    assert len({row["incident_id"] for row in rows}) == 1

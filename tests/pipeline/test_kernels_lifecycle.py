@@ -64,11 +64,19 @@ def test_a_dead_letter_is_amended_by_what_comes_after() -> None:
     dead = event("a", "dead_letter", 9, ref_id=M, reason="expired", to_node="b")
     row = made(sent(), dead, receipt("b", "processed", 12, **OK))
     assert (row["state"], row["amended"], row["reason"], row["closed"]) == (
-        "dead_letter",
+        "processed",
         True,
         "expired",
         True,
     )
+
+
+def test_forwarded_mail_is_known_as_such_in_later_batches_too() -> None:
+    events = [sent(origin_id=M[::-1]), sent(20, attempt=2, origin_id=M[::-1])]
+    first = fold(told(events))
+    again = fold(facts_from_deliveries(first), told([receipt("b", "accepted", 30)]))
+    assert [table["forwarded"].to_pylist() for table in (first, again)] == [[True], [True]]
+    assert made(sent())["forwarded"] is False
 
 
 def test_repeated_receipts_are_counted_and_change_nothing() -> None:
@@ -92,7 +100,7 @@ def test_a_reply_is_a_delivery_of_its_own() -> None:
 
 
 owners = st.sampled_from(("b", "c", "x"))
-words = st.sampled_from((None, "ok", "full", "failed"))
+words = st.sampled_from((None, "ok", "full", "expired"))
 about = st.one_of(
     st.builds(lambda to, why: ("a", "sent", {"to": to, "route_decision": why}), owners, words),
     st.builds(lambda why: ("a", "dead_letter", {"reason": why}), words),

@@ -10,6 +10,7 @@ from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest
 from gatepost.archive.schema import EVENT_SCHEMA
 from gatepost.pipeline.kernels import evidence, promises
 from gatepost.pipeline.kernels.evidence import EVIDENCE_COLUMNS, OutboxPart
+from gatepost.pipeline.kernels.promises import UnreadSegments
 from gatepost.pipeline.kernels.spans import ArchivedSpan, SpanIndex, archived_spans
 from gatepost.pipeline.objectives import Objectives
 from tests.pipeline.manifests import archived_segment
@@ -75,7 +76,7 @@ def _doubled(story: Story) -> None:
     both = message("both-nodes")
     told("b", both, "accepted", "ok")
     told("c", both, "accepted", "ok")
-    told("b", message("two-ends"), "accepted", "ok", "failed")
+    told("b", message("two-ends"), "accepted", "ok", "dead_letter")
     offer = message("fallback")
     told("b", offer, "accepted")
     story.message("fallback", to_node="c", attempt=2)
@@ -146,7 +147,7 @@ def _overtaken(story: Story) -> None:
     story.told("b", late[0], "expired")
 
 
-def _found(story: Story) -> set[tuple[str, str]]:
+def _found(story: Story, unread: UnreadSegments = promises.NOTHING_UNREAD) -> set[tuple[str, str]]:
     named: dict[str, list[pa.Table]] = defaultdict(list)
     for part, events in _outboxes(story):
         for name, table in evidence.collect_evidence(events, part, Objectives().max_inline):
@@ -156,12 +157,12 @@ def _found(story: Story) -> set[tuple[str, str]]:
         pa.concat_tables(named.pop(name)).unify_dictionaries().combine_chunks()
         for name in (evidence.SENT, evidence.RECEIPTS)
     )
-    for name, table in promises.compare_outboxes(sent, receipts, known):
+    for name, table in promises.compare_outboxes(sent, receipts, known, unread):
         named[name].append(table)
     nodes = frozenset({"a", "b", "c", "late", "old"})
     tables = [
         *named[evidence.FOUND],
-        promises.find_overtaken_turns(pa.concat_tables(named[promises.TURNS])),
+        promises.find_overtaken_turns(pa.concat_tables(named[promises.TURNS]), unread),
         promises.describe_unarchived(named[promises.UNARCHIVED]),
         promises.describe_unknown(named[evidence.NAMED], nodes),
     ]
@@ -200,6 +201,29 @@ def test_what_is_broken_is_found_and_what_only_looks_like_it_is_not() -> None:
         ("unjudged", "not-archived"),
         ("unjudged", "elsewhere"),
     }
+
+
+def test_what_may_be_in_an_unread_segment_accuses_nobody() -> None:
+    story = Story()
+    for tell in (_hasty, _orphaned, _overtaken):
+        tell(story)
+    segments = [
+        # Events of a that others confirmed, and receipts of b before those that can be read.
+        promises.describe_unread(
+            OutboxPart("a", "a1", 0, None, None), 900, START + HOUR, START + 3 * HOUR
+        ),
+        promises.describe_unread(OutboxPart("b", "b1", 0, None, None), 1, START, START + HOUR),
+    ]
+    unread = UnreadSegments.from_tables(segments, 120_000)
+    everything = _found(story)
+    assert everything - _found(story, unread) == {
+        ("processed_before_accepted", "hasty"),
+        ("processed_before_accepted", "never-accepted"),
+        ("receipt_without_message", "orphan"),
+        ("fifo_broken", "fifo-2"),
+    }
+    later = promises.describe_unread(OutboxPart("b", "b1", 0, None, None), 900, START, START)
+    assert _found(story, UnreadSegments.from_tables([later], 0)) == everything
 
 
 def _listed(*segments: tuple[str, int, int, int]) -> ArchiveManifest:

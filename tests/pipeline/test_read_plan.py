@@ -19,6 +19,7 @@ from gatepost.pipeline.read_plan import (
     advance_offsets,
     archived_frontier,
     cut_times,
+    moment_within,
     pack_slices,
     pending_lanes,
     slices_between,
@@ -288,3 +289,60 @@ def test_cuts_of_very_many_segments_are_found_at_once() -> None:
     known = [RowEstimate(7 * index, 7 * index + 100, 1) for index in range(100_000)]
     found = cut_times(known, 4)
     assert found == pytest.approx([175_050, 350_050, 525_050], abs=100)
+
+
+def test_a_batch_ends_where_its_rows_cover_enough_time() -> None:
+    boxes = Outboxes()
+    for start in (0, 100, 200, 300):
+        boxes.archive("x", [start, start + 10])
+    boxes.archive("y", [5, 205])
+    lanes = pending_lanes(boxes.segments, {}, ALL).values()
+    assert moment_within(lanes, 310, 0, 0) is None
+    # x covers 0 to 10, 100 to 110 and so on, y all from 5 to 205.
+    assert moment_within(lanes, 215, 0, 0) == 299
+    assert moment_within(lanes, 209, 0, 0) == 199
+    assert moment_within(lanes, 204, 0, 0) == 4
+    # A row also covers the time that its ids may reach back.
+    assert moment_within(lanes, 265, 50, 0) == 299
+    (only_x, _) = lanes
+    assert moment_within([only_x], 20, 0, 0) == 199
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abc"),
+        st.lists(st.lists(st.integers(0, 10_000), min_size=1, max_size=5), min_size=1, max_size=5),
+        min_size=1,
+    ),
+    st.integers(1, 2_000),
+)
+def test_every_row_is_taken_though_a_batch_covers_little_time(
+    lanes: dict[str, list[list[int]]], most: int
+) -> None:
+    boxes = Outboxes()
+    for node, segments in lanes.items():
+        for times in segments:
+            boxes.archive(node, sorted(times))
+    start: Offsets = {}
+    taken = 0
+    while pending := pending_lanes(boxes.segments, start, ALL):
+        until = moment_within(pending.values(), most, 0, 0)
+        end = advance_offsets(pending, start, times=boxes.times, until=until, span=most)
+        slices = slices_between(boxes.segments, start, end, ALL)
+        assert slices, "a batch is never empty"
+        taken += sum(piece.rows for piece in slices)
+        start = end
+    assert taken == sum(map(len, boxes.rows.values()))
+
+
+def test_the_rest_of_a_segment_that_goes_on_a_year_later_is_taken_next() -> None:
+    boxes = Outboxes()
+    boxes.archive("x", [0, 1, 400])
+    boxes.archive("x", [400, 401])
+    first = boxes.next({}, None, until=366)
+    assert first == {"x": {"a": 2}}
+    assert boxes.next(first, None, until=366) == first, "nothing passes that moment"
+    lanes = pending_lanes(boxes.segments, first, ALL)
+    for span, last in ((0, 4), (366, 5)):
+        end = advance_offsets(lanes, first, times=boxes.times, until=366, span=span)
+        assert end == {"x": {"a": last}}

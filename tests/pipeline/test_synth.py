@@ -21,6 +21,7 @@ from gatepost.archive.segment_encoding import SignedGroup, events_table
 from gatepost.archive.verification import verify_archive
 from gatepost.errors import PipelineError
 from gatepost.events import decode_event, encode_event, event_digest
+from gatepost.pipeline.archive_reader import ArchiveReader
 from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
 
 MINUTE = 60_000
@@ -210,7 +211,7 @@ def test_traffic_has_all_that_happens_to_messages(right: Made) -> None:
     assert all(decisions[d] for d in ("owner", "local", "retry", "fallback", "moved"))
     signals = Counter(event["signal"] for event in every)
     assert all(signals[s] for s in ("confirm", "withdraw", "pair_closed"))
-    assert {e["outcome"] for e in every} == {"ok", "failed", "dead_letter", "expired", None}
+    assert {e["outcome"] for e in every} == {"ok", "dead_letter", "expired", None}
     assert {e["reason"] for e in every if e["kind"] == "dead_letter"} == {"expired", "refused"}
     assert any(event["blob_size"] for event in every)
     assert any(event["causation_id"] for event in every)
@@ -398,6 +399,17 @@ def test_misfires_are_counted_by_capability_and_class(wrong: Made) -> None:
 
 def _files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("hours", [1, 30])
+def test_an_archive_spans_the_hours_that_were_asked_for(tmp_path: Path, hours: int) -> None:
+    truth = generate_archive(str(tmp_path), SynthOptions(events=3000, nodes=3, hours=hours))
+    segments = ArchiveReader(str(tmp_path)).list_segments()
+    last, first = max(s.max_created_at for s in segments), min(s.min_created_at for s in segments)
+    assert hours - 0.2 < (last - first) / 3_600_000 < hours + 0.2
+    assert truth.events > 2000
+    with pytest.raises(PipelineError, match="faults spans 3 hours"):
+        SynthOptions(events=10, hours=1, faults=("chain_gap",))
 
 
 def test_the_same_seed_gives_the_same_files_in_one_process_or_two(tmp_path: Path) -> None:

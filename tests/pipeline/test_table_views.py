@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
@@ -14,6 +15,7 @@ from gatepost.errors import PipelineError
 from gatepost.pipeline.jobs.pipeline import Pipeline, compact_tables
 from gatepost.pipeline.jobs.table_update import TableUpdater
 from gatepost.pipeline.table_views import find_versions
+from gatepost.pipeline.tables.schemas import TABLES
 from gatepost.pipeline.transport import LocalTransport
 from tests.pipeline.worlds import World
 
@@ -26,7 +28,7 @@ def tables(world: World, tmp_path_factory: pytest.TempPathFactory) -> str:
     tables = str(tmp_path_factory.mktemp("views") / "tables")
     half = world.truth.events // 2 + 1
     assert Pipeline(LocalTransport(), world.archive, tables).run(half).batches == 2
-    compact_tables(LocalTransport(), tables, keep_hours=24)
+    compact_tables(tables, keep_hours=24)
     return tables
 
 
@@ -47,7 +49,9 @@ def test_readers_find_rows_by_any_column(world: World) -> None:
     row = next(row for row in world.rows["deliveries"] if row["reason"] and row["sent_at"])
     for name in ("closed", "amended", "reason", "state", "event_id", "sent_at", "attempts"):
         known = [each for each in world.rows["deliveries"] if each[name] == row[name]]
-        found = deliveries.count_rows(filter=pc.field(name) == row[name])
+        is_time = name.endswith("_at")
+        wanted = pa.scalar(row[name], pa.timestamp("ms", "UTC") if is_time else None)
+        found = deliveries.count_rows(filter=pc.field(name) == wanted)
         assert found == len(known) > 0, name
 
 
@@ -99,3 +103,13 @@ def test_views_answer_questions_and_look_back(
     assert "no query over the tables" in said
     assert run_command(["pipeline", "register", "db", "--tables", tables]) == 1
     assert "Delta" in capsys.readouterr().err
+
+
+def test_every_table_and_column_says_what_it_means(world: World) -> None:
+    for name, table in TABLES.items():
+        if not Path(world.tables, name).exists():
+            continue
+        stored = DeltaTable(f"{world.tables}/{name}")
+        assert stored.metadata().description == table.meaning
+        comments = {field.name: field.metadata["comment"] for field in stored.schema().fields}
+        assert comments == {column.name: column.meaning for column in table.columns}

@@ -1,9 +1,7 @@
 """Kernels give the same whoever carries them."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from urllib.request import urlopen
 
 import pytest
 from pyspark.sql import SparkSession
@@ -23,8 +21,8 @@ from gatepost.pipeline.transport import (
     Transport,
 )
 from gatepost.testing import ManualClock
+from tests.pipeline.spark_interface import scanned_rows, shown_queries
 from tests.pipeline.worlds import World
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -42,23 +40,6 @@ def add_up(blocks: Iterator[Block]) -> Iterator[PartBlock]:
 class Carried(NamedTuple):
     tables: str
     queries: list[Any]
-    stages: list[Any]
-
-
-def ask_interface(spark: SparkSession, path: str) -> Any:
-    """What the web interface of this session answers."""
-    context = spark.sparkContext
-    url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{path}"
-    with urlopen(url, timeout=30) as answer:
-        return json.load(answer)
-
-
-def shown_queries(spark: SparkSession) -> dict[int, Any]:
-    return {query["id"]: query for query in ask_interface(spark, "sql?length=10000")}
-
-
-def shown_stages(spark: SparkSession) -> dict[int, Any]:
-    return {stage["stageId"]: stage for stage in ask_interface(spark, "stages")}
 
 
 def sums(transport: Transport) -> list[int]:
@@ -86,16 +67,12 @@ def test_a_session_knows_its_slots(spark: SparkSession) -> None:
 
 @pytest.fixture(scope="module")
 def carried(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory) -> Carried:
-    """Tables that Spark made, with the queries and stages its web interface shows of that run."""
+    """Tables that Spark made, with the queries that its web interface shows of that run."""
     tables = str(tmp_path_factory.mktemp("carried") / "tables")
-    before = shown_queries(spark).keys(), shown_stages(spark).keys()
+    before = shown_queries(spark).keys()
     assert Pipeline(SparkTransport(spark), world.archive, tables).run().events == world.truth.events
-    # The interface hears of queries a moment after they end.
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-    wait_until(lambda: all(query["status"] != "RUNNING" for query in shown_queries(spark).values()))
-    after = shown_queries(spark), shown_stages(spark)
-    new = ([all[id] for id in all.keys() - old] for all, old in zip(after, before, strict=True))
-    return Carried(tables, *new)
+    after = shown_queries(spark)
+    return Carried(tables, [after[id] for id in sorted(after.keys() - before)])
 
 
 def test_the_jobs_say_the_same_with_spark(
@@ -110,12 +87,33 @@ def test_the_jobs_say_the_same_with_spark(
     assert reports[0] == reports[1]
 
 
-def test_the_interface_of_spark_shows_queries_and_their_input(carried: Carried) -> None:
+def test_the_interface_of_spark_shows_queries_and_their_input(
+    world: World, carried: Carried
+) -> None:
     assert {query["status"] for query in carried.queries} == {"COMPLETED"}
-    assert len(carried.queries) >= 4
     nodes = {node["nodeName"] for query in carried.queries for node in query["nodes"]}
-    assert {"Range", "MapInArrow"} <= nodes
-    assert sum(stage["inputRecords"] for stage in carried.stages) > 0
+    assert {"LocalTableScan", "Exchange", "MapInArrow"} <= nodes
+    assert all(scanned_rows(query) for query in carried.queries)
+    said = [query["description"].partition(" in ")[0] for query in carried.queries]
+    events = f"{world.truth.events:,} rows"
+    assert said[:2] == [
+        f"file_check.check_files: {events}",
+        f"jobs.deliveries.write_deliveries: {events}",
+    ]
+    assert len(said) >= 4
+
+
+def test_a_task_does_not_grow_with_the_plan(spark: SparkSession) -> None:
+    def command_bytes(shares: int) -> int:
+        """The size of the closure that each task of the query gets."""
+        frame = SparkTransport(spark).read_shares(["x" * 100] * shares, read_nothing)
+        plan = frame._jdf.queryExecution().analyzed()
+        return int(plan.functionExpr().func().command().length())
+
+    def read_nothing(share: str) -> list[PartBlock]:
+        return []
+
+    assert command_bytes(3) == command_bytes(3_000) < 10_000
 
 
 def test_a_session_starts_no_python_that_its_first_query_does_not_use(

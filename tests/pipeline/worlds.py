@@ -35,7 +35,13 @@ class World:
     def assert_same(self, tables: str) -> None:
         """Whoever made these tables, and however: they are what a clean backfill makes."""
         for table in MADE:
-            assert self.read(tables, table) == self.rows[table.name], table.name
+            found = [row for row in self.read(tables, table) if not _is_repaired(row)]
+            assert found == self.rows[table.name], table.name
+
+
+def _is_repaired(row: dict[str, Any]) -> bool:
+    """Whether it is the incident of a part of the archive that is right again."""
+    return row.get("class") == "bad_archive" and row["ended_at"] is not None
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

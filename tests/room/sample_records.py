@@ -25,12 +25,12 @@ from gatepost.room import (
     sign_admission,
 )
 from gatepost.room.admission_chain import chain_issuer
-from gatepost.room.document import RoomDocument
+from gatepost.room.document import RoomDocument, SlotKey
 from gatepost.room.epoch_proof import EpochProof, make_epoch_proof
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from gatepost.room.yjs_update import MAX_UPDATE_BYTES, RecordSlot, encode_in_chunks
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
 
 NOW = 1_700_000_000_000
 
@@ -112,8 +112,12 @@ def proof_of(epoch: int, by: RecordAuthor = ROOT) -> EpochProof:
 
 
 def update(*records: SignedRecord, epoch: int = 1) -> bytes:
-    """These records as an honest node sends them."""
-    (only,) = RoomDocument(room_id(epoch)).encode_updates(records)
+    """These records as an honest node sends them: of each slot the latest."""
+    slots: dict[SlotKey, SignedRecord] = {}
+    for signed in records:
+        known = slots.get(signed.slot_key, signed)
+        slots[signed.slot_key] = max(known, signed, key=lambda each: each.version_order)
+    (only,) = RoomDocument(room_id(epoch)).encode_updates(slots.values())
     return only
 
 

@@ -298,3 +298,15 @@ def test_an_owner_that_was_overridden_is_a_former_owner_and_no_rival() -> None:
 def test_who_claimed_an_agent_in_vain_has_never_owned_it() -> None:
     stolen = handed(agent("cat"), CAT, BEN)
     assert former(says(ANN, agent("ann")), says(CAT, agent("cat")), says(BEN, stolen)) == ()
+
+
+@pytest.mark.parametrize("name", ["operator", "Operator", "cli", "hub", "gateway"])
+def test_a_claim_to_a_reserved_name_does_not_count_and_names_its_writer(name: str) -> None:
+    seen = SharedRoom(GENESIS, records=EVERYONE)
+    for who in (ANN, VPS):
+        seen.apply_update(
+            update(claim(who, "agents", name, replace(agent(who.node), standby=False)))
+        )
+    assert name not in seen.effective.agents
+    assert seen.effective.take_reserved_claims() == {(name, "ann"), (name, "vps")}
+    assert seen.effective.take_reserved_claims() == set()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,14 @@ from hypothesis import strategies as st
 from gatepost.errors import RoomViolation
 from gatepost.room import ConnectionPresence, RoomAwareness
 from gatepost.room import awareness as protocol
-from gatepost.room.awareness import MAX_ENTRIES, AwarenessEntry, bind_client
+from gatepost.room.awareness import (
+    MAX_ENTRIES,
+    MAX_STATE_BYTES,
+    AwarenessEntry,
+    bind_client,
+    decode_state,
+    shorten_reason,
+)
 
 
 def hub() -> RoomAwareness:
@@ -159,3 +167,32 @@ def test_oversized_awareness_is_a_violation() -> None:
 def test_random_bytes_raise_nothing_but_violations(data: bytes) -> None:
     with contextlib.suppress(RoomViolation):
         hub().receive_entries(protocol.decode_awareness(data), "conn", "ben")
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        ("the outbox was not archived", "the outbox was not archived"),
+        ("the policy is not used: line 3 of /home/jane/policy.cedar", "the policy is not used"),
+        (
+            "the backlog of mailbox b\u00fcro\n[red] grows",
+            "the backlog of mailbox b?ro??red? grows",
+        ),
+        ("x" * 400, "x" * 100),
+    ],
+)
+def test_other_gateways_are_told_one_short_reason_without_its_details(
+    problem: str, told: str
+) -> None:
+    """What follows the colon can be a path or a line of a file of this machine."""
+    assert shorten_reason(problem) == told
+    presence = ConnectionPresence(node_id="n" * 128, status="degraded", reason=told, seen_at=2**52)
+    assert decode_state(msgspec.json.encode(presence).decode()) == presence
+    assert len(msgspec.json.encode(presence)) <= MAX_STATE_BYTES
+
+
+@pytest.mark.parametrize("reason", ["", " x", "x" * 101, "red\u001b[31m", "a\nb", "<b>", 7])
+def test_a_reason_that_is_no_short_plain_text_is_refused(reason: object) -> None:
+    state = msgspec.json.encode({"nodeId": "hub", "status": "degraded", "reason": reason})
+    with pytest.raises(RoomViolation):
+        decode_state(state.decode())

@@ -18,6 +18,7 @@ from gatepost.room import (
     SkillRef,
     sign_admission,
 )
+from gatepost.room.findings import MAX_AHEAD_MS, choose_advice, choose_report
 from gatepost.room.signed_record import sign_record
 from tests.room.sample_records import (
     NOW,
@@ -187,7 +188,10 @@ def test_deliveries_and_reviews_are_shown() -> None:
     )
     moved = sign_record(ANN, "delivery", "ann", 1, NOW, delivery(7))
     view = room(*EVERYONE, moved, claim(ANN, "reviews", "r", review)).effective
-    assert (view.delivery["ann"].inbox_cursor_acked, view.reviews["r"]) == (7, review)
+    assert (view.delivery["ann"].inbox_cursor_acked, view.reviews["r"][0].record) == (
+        7,
+        review,
+    )
 
 
 def test_a_sign_of_life_is_seen() -> None:
@@ -267,13 +271,39 @@ def test_a_review_is_settled_by_a_backbone_node_or_by_the_only_node_that_raised_
         ([claim(VPS, "reviews", "r", open_), claim(BEN, "reviews", "r", first)], "open"),
         ([claim(ANN, "reviews", "r", open_), claim(BEN, "reviews", "r", first)], "open"),
     ):
-        assert room(*EVERYONE, *claims).effective.reviews["r"].status == status
+        found = choose_report(room(*EVERYONE, *claims).effective.reviews["r"], NOW + 9)
+        assert found is not None and found.record.status == status
 
 
-def test_the_latest_advice_counts() -> None:
-    old, new = (
-        EtaAdviceRecord(p50_ms=1, p95_ms=2, recommended_eta_seconds=eta, samples=3, at=NOW + eta)
-        for eta in (60, 90)
-    )
-    found = room(*EVERYONE, claim(VPS, "eta", "job", old), claim(BEN, "eta", "job", new))
-    assert found.effective.eta_advice["job"].recommended_eta_seconds == 90
+def advice(eta: int, at: int) -> EtaAdviceRecord:
+    return EtaAdviceRecord(p50_ms=1, p95_ms=2, recommended_eta_seconds=eta, samples=3, at=NOW + at)
+
+
+def advised(*claims: SignedRecord) -> int | None:
+    found = room(*EVERYONE, BENS, *claims).effective.eta_advice.get("job", ())
+    chosen = choose_advice(found, NOW)
+    return None if chosen is None else chosen.recommended_eta_seconds
+
+
+def test_the_latest_advice_counts_of_the_owner_and_of_backbone_nodes() -> None:
+    """`ben` is the gateway of the agent that owns the capability."""
+    of_owner = (PUBLISHED, claim(BEN, "eta", "job", advice(60, 1)))
+    of_edge = claim(ANN, "eta", "job", advice(90, 3))
+    of_backbone = claim(VPS, "eta", "job", advice(75, 2))
+    assert advised(*of_owner) == 60
+    assert advised(*of_owner, of_edge) == 60
+    assert advised(*of_owner, of_edge, of_backbone) == 75
+    assert advised(of_owner[1], of_edge) is None, "nobody published it"
+
+
+def test_the_owner_advises_from_where_it_lives_now() -> None:
+    given = (claim(BEN, "eta", "job", advice(60, 1)), claim(ANN, "eta", "job", advice(90, 2)))
+    seen = room(*EVERYONE, BENS, PUBLISHED, *given)
+    assert [each.writer for each in seen.effective.eta_advice["job"]] == ["ben"]
+    seen.accept_drafts([revocation(ROOT, BEN)])
+    assert "job" not in seen.effective.eta_advice
+
+
+def test_advice_of_the_future_waits_until_then() -> None:
+    ahead = claim(VPS, "eta", "job", advice(90, MAX_AHEAD_MS + 1))
+    assert advised(claim(ROOT, "eta", "job", advice(60, 1)), ahead) == 60

@@ -5,7 +5,7 @@ import pytest
 from gatepost.room import RecordAuthor, RoomChange, append_admission, sign_admission
 from gatepost.room.node_keys import NodeKeys
 from gatepost.room.retention import rejoin_room
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
 from tests.room.sample_records import (
     GENESIS,
     NOW,

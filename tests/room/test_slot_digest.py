@@ -68,8 +68,8 @@ def test_replicas_that_agree_say_nothing_more() -> None:
     ]
     pair = Pair(room(*records), room(*records))
     pair.sync()
-    (digest,) = pair.ann.digest_messages()
-    assert pair.bob.receive_message(digest) == []
+    for digest in pair.ann.digest_messages():
+        assert list(pair.bob.receive_message(digest)) == []
     assert pair.changes == []
 
 
@@ -78,7 +78,7 @@ def test_only_a_gateway_that_was_dialled_gets_digests_and_only_after_the_sync() 
     assert pair.ann.digest_messages() == []
     pair.sync()
     assert pair.bob.digest_messages() == [], "a plain Yjs reader must not get one"
-    assert len(pair.ann.digest_messages()) == 1
+    assert len(pair.ann.digest_messages()) == 2
 
 
 def test_a_third_replica_that_hears_both_chooses_the_same() -> None:

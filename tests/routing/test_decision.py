@@ -246,3 +246,14 @@ def test_an_agent_called_unhealthy_by_its_gateway_is_avoided_but_never_refused()
     assert to(ill("two"), "own").node == "one"
     alone = replace(directory(HOME), unhealthy=frozenset({("own", "job")}))
     assert to(alone).node == "own"
+
+
+@pytest.mark.parametrize("name", ["operator", "Hub"])
+def test_no_rule_makes_a_reserved_name_reachable(name: str) -> None:
+    seen = RoutingDirectory(
+        gateways={"ann": gateway()},
+        agents={name: AgentHome("ann")},
+        rules={name: RoutingRule("ann")},
+    )
+    with pytest.raises(UnknownAgent):
+        decide_route(seen, "bob", name)

@@ -3,7 +3,7 @@ from itertools import count
 
 import pytest
 
-from gatepost.testing import HostileNode
+from simulation.hostile import HostileNode
 from tests.security.siege import Siege
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from gatepost.client import SyncClient
 from gatepost.errors import UnknownAgent
-from gatepost.testing import GatewayProcess, HostileNode
-from gatepost.testing.hostile import HostileConnection
+from gatepost.testing import GatewayProcess
+from simulation.hostile import HostileConnection, HostileNode
 from tests.conftest import choose
 from tests.live_mesh.conftest import running
 from tests.live_mesh.tools import Gateway
@@ -112,13 +112,13 @@ class Siege:
         """Wait until an incident names the source."""
         wait_until(lambda: self.naming(source), 30, failure=lambda: str(self.incidents()))
 
-    def naming(self, source: str) -> list[Any]:
-        """The incidents whose subject begins with the source."""
-        found = self.incidents()
+    def naming(self, source: str, at: Gateway | None = None) -> list[Any]:
+        """The incidents of a gateway, ann's usually, whose subject begins with the source."""
+        found = self.incidents(at)
         return [each for each in found if each["subject"].startswith((f"{source}/", f"{source}@"))]
 
-    def incidents(self) -> list[Any]:
-        found: list[Any] = self.ann.call("GET", "/incidents")["incidents"]
+    def incidents(self, at: Gateway | None = None) -> list[Any]:
+        found: list[Any] = (at or self.ann).call("GET", "/incidents")["incidents"]
         return found
 
     # -- honest users

@@ -24,12 +24,11 @@ from gatepost.events import (
     Signal,
     decode_event,
 )
-from gatepost.gateway.peers.connection import LINK_PREFIX
+from gatepost.links.connections.connection import LINK_PREFIX
 from gatepost.room import CoordinationRecord, CoordinatorTerm, EligibilityRecord, SignedRecord
 from gatepost.room.sync_protocol import STEP_1
 from gatepost.room.yjs_update import encode_state_vector
-from gatepost.testing import HostileNode
-from gatepost.testing.hostile import HostileConnection
+from simulation.hostile import HostileConnection, HostileNode
 from tests.gateway.tools import client
 from tests.security.siege import Siege, spy_of
 from tests.waiting import wait_until
@@ -242,6 +241,23 @@ def test_no_epoch_makes_rotation_impossible(siege: Siege) -> None:
         connection.send_records(node.sign("coordination", "coordinator@epochal", claim))
         connection.wait_for_close()
     siege.expect_named("epochal")
+
+
+def test_a_version_that_it_signs_twice_is_one_record_everywhere_and_names_it_at_both_gateways(
+    siege: Siege, mallory: HostileNode
+) -> None:
+    twin = HostileNode(siege.bob.url, mallory.name, mallory.key)
+    place = f"nodes {mallory.name}"
+    with mallory.connect() as to_ann, twin.connect() as to_bob:
+        to_ann.send_records(mallory.sign_node(9, status="offline"))
+        to_bob.send_records(mallory.sign_node(9, status="degraded"))
+        siege.expect_named(mallory.name)
+        wait_until(lambda: siege.naming(mallory.name, siege.bob))
+    wait_until(lambda: siege.ann.records()[place] == siege.bob.records()[place])
+    for gateway in (siege.ann, siege.bob):
+        assert gateway.records()[place]["version"] == 9
+        (named,) = siege.naming(mallory.name, gateway)
+        assert "signed version 9" in named["detail"]
 
 
 def test_the_awareness_id_of_another_is_of_no_use(siege: Siege) -> None:

@@ -6,11 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gatepost.config.hub_settings import HubSettings
 from gatepost.delivery.frames import (
     BlobPiece,
     BlobRequest,
     FollowFrame,
     LinkFrame,
+    LogAnswer,
+    LogRequest,
     RelayFrame,
     SkipFrame,
     TakenFrame,
@@ -19,8 +22,9 @@ from gatepost.delivery.frames import (
     encode_frame,
 )
 from gatepost.errors import GatepostError
-from gatepost.events import Receipt, Signal
-from gatepost.testing.hostile import HostileOutbox
+from gatepost.events import Receipt, Signal, TaskInfo
+from gatepost.tasks.capabilities.contract import keep_contract
+from simulation.hostile import HostileOutbox
 from tests.delivery.mesh import Mesh
 from tests.security.mutations import (
     TIMEOUT_SECS,
@@ -29,6 +33,8 @@ from tests.security.mutations import (
     mutate_value,
     run_cases,
 )
+from tests.tasks.task_mesh import TaskGate
+from tests.tasks.test_task_contracts import TEXT, capability
 
 pytestmark = pytest.mark.timeout(TIMEOUT_SECS)
 
@@ -50,6 +56,10 @@ class _Attack:
         self.mesh.link("b", "c")
         self.mesh.flow()
         self.sent = self.core.send(self.mesh["a"]).event_id
+        self.hub = TaskGate(self.core, HubSettings())
+        digest = self.core.do(lambda tx: keep_contract(tx, TEXT))
+        self.hub.engine.parts.router.capabilities = {"double": capability(digest)}
+        self.task = self.hub.create(TaskGate(self.mesh["a"], HubSettings()))
 
     def open_link(self) -> None:
         """A new link that has been greeted, and the hostile outbox behind it."""
@@ -87,6 +97,7 @@ def _valid_frames(attack: _Attack, random: Random) -> list[LinkFrame]:
     key = attack.core.key.public
     outbox.add_message("b", key, "B", source_agent_id="A", pair_seq=random.choice((0, 1, 2, 9)))
     outbox.add_receipt("b", ref, Receipt(status="processed", outcome="ok"))
+    _add_task_events(attack, random)
     said = Signal(
         signal=random.choice(_SIGNALS), from_agent="A", to_agent="B", through=random.choice((0, 5))
     )
@@ -109,8 +120,35 @@ def _valid_frames(attack: _Attack, random: Random) -> list[LinkFrame]:
         TraceRequest(1, [ref]),
         TraceRequest(2, [ref], "c", "a", b"x" * 64),
         TraceAnswer(1, 5, []),
+        LogRequest(1, ref, 0),
+        LogAnswer(1, 0, b"x" * 100),
         outbox.hello_frame(),
     ]
+
+
+_REQUESTS = tuple(
+    msgspec.json.encode({"description": "x", "requiredCapabilities": ["double"], "input": given})
+    for given in (1, "x", [[1]], {"a": {"b": [None]}})
+)
+_NESTED = b"[" * 3000 + b"]" * 3000
+_REPORTS = tuple(map(msgspec.json.encode, (1, {"note": "x"}, {"code": "failed", "error": "x"})))
+_REPORT_KINDS = ("task_accept", "task_update", "task_complete", "task_failed")
+
+
+def _add_task_events(attack: _Attack, random: Random) -> None:
+    """A request under a contract and a report: mutated before it is encrypted."""
+    outbox, key = attack.outbox, attack.core.key.public
+    info = TaskInfo(capability_id="double", capability_version="1", progress=0.5)
+    request, report = random.choice(_REQUESTS), random.choice(_REPORTS)
+    if random.random() < 0.2:
+        request, report = b'{"description": "x", "input": %s}' % _NESTED, _NESTED
+    else:
+        request, report = mutate_json(request, random, _REQUESTS), mutate_json(report, random)
+    outbox.add_message("b", key, "B", request, kind="task_create", source_agent_id="A", task=info)
+    kind = random.choice(_REPORT_KINDS)
+    outbox.add_message(
+        "b", key, "B", report, kind=kind, source_agent_id="A", task=info, ref_event_id=attack.task
+    )
 
 
 def _mutate_frame(frame: LinkFrame, random: Random) -> bytes:

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from gatepost.access.welcome_header import Welcome
 from gatepost.errors import Forbidden, RoomViolation
-from gatepost.gateway.peers.welcome_header import Welcome
 from gatepost.room import (
     CoordinationRecord,
     CoordinatorTerm,
@@ -16,7 +16,8 @@ from gatepost.room import (
     SyncPeer,
 )
 from gatepost.room.sync_protocol import SyncRole
-from gatepost.testing import HostileIdentity, ManualClock
+from gatepost.testing import ManualClock
+from simulation.hostile import HostileIdentity
 from tests.room.sample_records import GENESIS, NOW, ROOT, author, entry, key
 from tests.security.mutations import TIMEOUT_SECS, mutate_bytes, run_cases
 

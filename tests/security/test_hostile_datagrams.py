@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import httpx
 import pytest
 
+from gatepost.delivery.abuse import STRANGERS
 from gatepost.mesh.datagram_signature import NodeKeySigner, append_signature
 from gatepost.mesh.messages import (
     BackendUnhealthy,
@@ -19,14 +21,18 @@ from gatepost.mesh.messages import (
     MeshRole,
     Payload,
     PeerAnnounce,
-    Term,
     encode_message,
 )
-from gatepost.testing import HostileNode
+from gatepost.wire.mesh_views import Term
+from simulation.hostile import HostileNode
 from tests.live_mesh.conftest import running
 from tests.live_mesh.tools import Gateway
 from tests.waiting import wait_until
 
+# Addresses of this machine from which wrong datagrams come, and wrong tokens.
+_ADDRESSES = [f"127.0.{1 + number // 200}.{1 + number % 200}" for number in range(400)]
+# So many datagrams are sent at once, for the socket of a gateway that is busy holds only some.
+_BATCH = 50
 # Signatures that are checked at once, and in a second, for senders that proved no address.
 _UNPROVEN_BURST, _UNPROVEN_RATE = 400, 200
 
@@ -76,6 +82,7 @@ def eve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatagramAttacker]:
         "mesh__port": 0,
         "mesh__heartbeat_secs": 0.2,
         "room__join_burst": 10_000,
+        "limits__wrong_tokens_per_min": 1,
     }
     folder = tmp_path_factory.mktemp("datagrams")
     with running(folder, "ann", **settings) as (ann,):
@@ -101,7 +108,13 @@ def state_stays(eve: DatagramAttacker) -> Iterator[None]:
 
 
 def test_lies_of_strangers_are_counted(eve: DatagramAttacker) -> None:
-    beat = Heartbeat(MeshRole.PUBLISHER, None, (), 0, 0, Term(9, "eve"))
+    beat = Heartbeat(
+        role=MeshRole.PUBLISHER,
+        known_peers=(),
+        intro_point_count=0,
+        priority=0,
+        term=Term(9, "eve"),
+    )
     eve.expect_refused("unknown_sender", eve.sign(beat, name="nobody"), eve.sign(beat, name="ann"))
     eve.expect_refused("malformed", b"", b"{}", b"\xff" * 500, b"[" * 1100)
     eve.expect_refused("clock_skew", eve.sign(beat, ahead=9), eve.sign(beat, ahead=-9))
@@ -121,8 +134,24 @@ def test_an_edge_deposes_nobody(eve: DatagramAttacker) -> None:
         eve.sign(LeaseClaim(0, Term(50, "eve"))),
         eve.sign(LeaseRelease()),
         eve.sign(LeaseRelease(Term(1, "ann"))),
-        eve.sign(Heartbeat(MeshRole.PUBLISHER, None, (), 0, 0, Term(50, "eve"))),
-        eve.sign(Heartbeat(MeshRole.STANDBY, None, (), 0, 0, Term(2**50, "ann"))),
+        eve.sign(
+            Heartbeat(
+                role=MeshRole.PUBLISHER,
+                known_peers=(),
+                intro_point_count=0,
+                priority=0,
+                term=Term(50, "eve"),
+            )
+        ),
+        eve.sign(
+            Heartbeat(
+                role=MeshRole.STANDBY,
+                known_peers=(),
+                intro_point_count=0,
+                priority=0,
+                term=Term(2**50, "ann"),
+            )
+        ),
     )
 
 
@@ -130,13 +159,17 @@ def test_hints_and_reports_of_an_edge_move_nobody(eve: DatagramAttacker) -> None
     named = (KnownPeer("ann", "", "127.0.0.1:9", ""), KnownPeer("zed", "", "127.0.0.1:9", ""))
     before = eve.mesh()["received"]
     eve.send(
-        eve.sign(Heartbeat(MeshRole.STANDBY, None, named, 0)), eve.sign(BackendUnhealthy("bo"))
+        eve.sign(Heartbeat(role=MeshRole.STANDBY, known_peers=named, intro_point_count=0)),
+        eve.sign(BackendUnhealthy("bo")),
     )
     wait_until(lambda: eve.mesh()["received"] >= before + 2)
 
 
 def test_mutated_datagrams_are_judged_and_the_gateway_goes_on(eve: DatagramAttacker) -> None:
-    random, good = Random(3), eve.sign(Heartbeat(MeshRole.STANDBY, None, (), 0))
+    random, good = (
+        Random(3),
+        eve.sign(Heartbeat(role=MeshRole.STANDBY, known_peers=(), intro_point_count=0)),
+    )
     before = eve.mesh()["received"]
     for _ in range(300):
         mutated = bytearray(good)
@@ -145,6 +178,33 @@ def test_mutated_datagrams_are_judged_and_the_gateway_goes_on(eve: DatagramAttac
         eve.send(bytes(mutated[: random.randint(1, len(mutated))]))
     wait_until(lambda: eve.mesh()["received"] > before)
     assert not eve.ann.log.read_text().count("Traceback")
+
+
+def test_wrong_datagrams_and_tokens_of_400_addresses_are_one_incident(
+    eve: DatagramAttacker,
+) -> None:
+    for first in range(0, len(_ADDRESSES), _BATCH):
+        before = eve.refused("malformed")
+        for address in _ADDRESSES[first : first + _BATCH]:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                stranger.bind((address, 0))
+                stranger.sendto(b"{", eve.target)
+        wait_until(lambda least=before + _BATCH: eve.refused("malformed") >= least)  # type: ignore[misc]
+    for address in _ADDRESSES[::10]:
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(base_url=eve.ann.url, transport=transport, timeout=30) as http:
+            for _ in range(3):
+                answer = http.get("/v1/status", headers={"authorization": "Bearer wrong"})
+            assert answer.status_code == 429
+    kinds = ["datagram_flood", "token_guessing"]
+    wait_until(lambda: len(_incidents_of_strangers(eve)) >= len(kinds))
+    named = sorted(each["subject"] for each in _incidents_of_strangers(eve))
+    assert [subject.partition("@")[0] for subject in named] == [f"{STRANGERS}/{k}" for k in kinds]
+
+
+def _incidents_of_strangers(eve: DatagramAttacker) -> list[Any]:
+    found = eve.ann.call("GET", "/incidents?limit=500")["incidents"]
+    return [each for each in found if not each["subject"].startswith(eve.node.name)]
 
 
 def test_a_flood_costs_few_signature_checks(eve: DatagramAttacker) -> None:

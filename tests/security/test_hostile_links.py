@@ -17,8 +17,7 @@ from gatepost.delivery.frames import (
     TakenFrame,
 )
 from gatepost.events import decode_event
-from gatepost.testing import HostileNode
-from gatepost.testing.hostile import HostileConnection
+from simulation.hostile import HostileConnection, HostileNode
 from tests.security.siege import Siege, spy_of
 from tests.waiting import wait_until
 

@@ -5,8 +5,7 @@ import pytest
 from gatepost.delivery.frames import EventsFrame
 from gatepost.errors import TokenAlreadyUsed
 from gatepost.events import Receipt, decode_event, decode_payload
-from gatepost.testing import HostileIdentity, HostileNode
-from gatepost.testing.hostile import HostileConnection
+from simulation.hostile import HostileConnection, HostileIdentity, HostileNode
 from tests.security.siege import Siege, spy_of
 from tests.waiting import wait_until
 

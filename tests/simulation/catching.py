@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from gatepost.testing.simulation import RunShape, simulate
+from simulation.gateways import RunShape, simulate
 from tests.conftest import FULL
 
 

@@ -9,14 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 from gatepost.delivery.frames import EventsFrame
-from gatepost.delivery.links import blob_fetch, proof, relay_reader
-from gatepost.delivery.links.blob_fetch import BlobFetch, BlobFetcher
-from gatepost.delivery.links.peer_links import PeerLinks
-from gatepost.delivery.links.relay_reader import RelayReaderPart
-from gatepost.delivery.receiver.cursors import OutboxCursor
+from gatepost.delivery.inbox.cursors import OutboxCursor
 from gatepost.errors import ChainError, LinkError
 from gatepost.events import Blob, BlobStore, ChainHead, Envelope, decode_event, extend_chain
 from gatepost.journal import Tx
+from gatepost.links import blob_fetch, proof, relay_reader
+from gatepost.links.blob_fetch import BlobFetch, BlobFetcher
+from gatepost.links.peer_links import PeerLinks
+from gatepost.links.relay_reader import RelayReaderPart
 
 LinkMutant = AbstractContextManager[Any]
 

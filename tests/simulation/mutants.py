@@ -12,21 +12,18 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from gatepost.delivery import routes
+from gatepost.delivery import accept, close, recover, release, reroute, routes, send, timers
+from gatepost.delivery.accept import EventBatch, TakenBatch
+from gatepost.delivery.acceptance_check import AcceptanceCheck
 from gatepost.delivery.decisions import Decision, Decisions, GiveUpDelivery, ReceiptArrived
-from gatepost.delivery.forwarding import MailForwarder
-from gatepost.delivery.receiver import inbox_table
-from gatepost.delivery.receiver.accepting import EventAcceptor
-from gatepost.delivery.receiver.cursors import OutboxCursor
-from gatepost.delivery.receiver.intake import Intake, pair_key
-from gatepost.delivery.receiver.receiver import EventBatch, Receiver, TakenBatch
-from gatepost.delivery.sender import receipts, recovery, rerouting
-from gatepost.delivery.sender.delivery_table import DeliveryTable, OpenDelivery
-from gatepost.delivery.sender.lost_owners import LostOwners
-from gatepost.delivery.sender.pairs import SenderPairs
-from gatepost.delivery.sender.receipts import ReceiptHandler
-from gatepost.delivery.sender.recovery import DeliveryRecovery
-from gatepost.delivery.sender.timers import DeliveryTimers
+from gatepost.delivery.delivery_table import OpenDelivery
+from gatepost.delivery.event_acceptor import EventAcceptor
+from gatepost.delivery.forward import MailForwarder
+from gatepost.delivery.inbox import inbox_table
+from gatepost.delivery.inbox.cursors import OutboxCursor
+from gatepost.delivery.intake import Intake, confirm_offer, pair_key
+from gatepost.delivery.pairs import SenderPairs
+from gatepost.delivery.parts import DeliveryParts
 from gatepost.events import Envelope, decode_event, extend_chain, genesis_chain
 from gatepost.journal import Database, Tx, outbox
 from gatepost.journal.outbox import Outbox
@@ -67,42 +64,46 @@ def dedup_in_memory() -> Iterator[None]:
         yield
 
 
-def _mail_under_another_id() -> Callable[[EventAcceptor, Envelope, bytes], NewMail]:
+def _mail_under_another_id() -> Callable[[EventAcceptor, Tx, Envelope, bytes], NewMail]:
     """The mailbox knows ids too, and would hide the defect."""
     honest, numbers = EventAcceptor._build_mail, count()
 
-    def mail(self: EventAcceptor, envelope: Envelope, payload: bytes) -> NewMail:
-        made = honest(self, envelope, payload)
+    def mail(self: EventAcceptor, tx: Tx, envelope: Envelope, payload: bytes) -> NewMail:
+        made = honest(self, tx, envelope, payload)
         made.msg_id = f"{made.msg_id}.{next(numbers)}"
         return made
 
     return mail
 
 
-def cursor_before_batch() -> Mutant:
+@contextmanager
+def cursor_before_batch() -> Iterator[None]:
     """The cursor moves first, and the events follow in the next transaction, if there is one."""
-    before_commit = Receiver.before_commit
-    waiting: dict[Receiver, list[EventBatch]] = {}
+    before_commit = release.before_commit
+    waiting: dict[int, list[EventBatch]] = {}
 
-    def move_only(self: Receiver, tx: Tx, batch: EventBatch) -> TakenBatch:
+    def move_only(parts: DeliveryParts, tx: Tx, batch: EventBatch) -> TakenBatch:
         cursor = OutboxCursor.load(tx, batch.source, batch.incarnation, batch.first_seq)
         new = [body for body in batch.events if decode_event(body).seq > cursor.seq]
         cursor.seq = max(cursor.seq, batch.upto)
         cursor.last_to = max([cursor.last_to, *(decode_event(body).seq for body in new)])
         cursor.save(tx)
         later = replace(batch, events=new)
-        tx.add_effect(lambda: waiting.setdefault(self, []).append(later))
+        tx.add_effect(lambda: waiting.setdefault(id(parts), []).append(later))
         return TakenBatch(cursor.seq, [], [])
 
-    def catch_up(self: Receiver, tx: Tx) -> Decisions:
+    def catch_up(parts: DeliveryParts, tx: Tx) -> Decisions:
         late: list[Decision] = []
-        for batch in waiting.pop(self, []):
-            late += self._take_events(
-                tx, batch, [(decode_event(body), body) for body in batch.events]
-            )
-        return [*late, *before_commit(self, tx)]
+        for batch in waiting.pop(id(parts), []):
+            events = [(decode_event(body), body) for body in batch.events]
+            late += accept._take_events(parts, tx, batch, events)
+        return [*late, *before_commit(parts, tx)]
 
-    return patch.multiple(Receiver, take_batch=move_only, before_commit=catch_up)
+    with (
+        patch.object(accept, "take_batch", move_only),
+        patch.object(release, "before_commit", catch_up),
+    ):
+        yield
 
 
 def cursor_not_moved() -> Mutant:
@@ -112,16 +113,17 @@ def cursor_not_moved() -> Mutant:
 def no_pair_order() -> Mutant:
     """Each event is accepted as it comes."""
 
-    def at_once(self: Intake, envelope: Envelope, body: bytes) -> None:
-        pair = self._load_for_arrival(pair_key(self.source, envelope), envelope)
-        self._accept_or_hold(pair_key(self.source, envelope), pair, envelope, body)
+    def at_once(self: Intake, tx: Tx, envelope: Envelope, body: bytes) -> None:
+        key = pair_key(self.source, envelope)
+        pair = self._load_for_arrival(tx, key, envelope)
+        self._accept_or_hold(tx, key, pair, envelope, body)
 
     return patch.object(Intake, "_take_in_order", at_once)
 
 
 def engaged_without_confirm() -> Mutant:
-    def engage(self: Intake, pair: Any, envelope: Envelope, body: bytes) -> None:
-        self.acceptor.accept_event(envelope)
+    def engage(self: Intake, tx: Tx, pair: Any, envelope: Envelope, body: bytes) -> None:
+        self.acceptor.accept_event(tx, envelope)
 
     return patch.object(Intake, "_accept_offer", engage)
 
@@ -130,8 +132,8 @@ def engaged_without_confirm() -> Mutant:
 def receipts_from_anyone() -> Iterator[None]:
     """A receipt counts from any node."""
     with (
-        _sql(receipts, "_ACCEPT", "AND node = ?", "AND ? IS NOT NULL"),
-        _sql(receipts, "_PROCESS", "AND node = ?", "AND ? IS NOT NULL"),
+        _sql(close, "_ACCEPT", "AND node = ?", "AND ? IS NOT NULL"),
+        _sql(close, "_PROCESS", "AND node = ?", "AND ? IS NOT NULL"),
     ):
         yield
 
@@ -142,11 +144,11 @@ def accepted_work_rerouted() -> Iterator[None]:
     moves = "state IN ('emitted', 'retry_pending')"
     more = "state IN ('emitted', 'retry_pending', 'accepted', 'incident')"
     with (
-        _sql(rerouting, "_SELECT_ACCEPTED_OF_PAIR", "WHERE", "WHERE 0 AND"),
-        _sql(rerouting, "_SELECT_UNACCEPTED_OF_PAIR", moves, more),
-        _sql(rerouting, "_SELECT_WAITING_ROUTES", moves, more),
-        _sql(rerouting, "_SELECT_WAITING_PAIRS", moves, more),
-        _sql(rerouting, "_REROUTE", moves, more),
+        _sql(reroute, "_SELECT_ACCEPTED_OF_PAIR", "WHERE", "WHERE 0 AND"),
+        _sql(reroute, "_SELECT_UNACCEPTED_OF_PAIR", moves, more),
+        _sql(reroute, "_SELECT_WAITING_ROUTES", moves, more),
+        _sql(reroute, "_SELECT_WAITING_PAIRS", moves, more),
+        _sql(reroute, "_REROUTE", moves, more),
     ):
         yield
 
@@ -162,28 +164,47 @@ def omissions_unnoticed() -> Mutant:
 
 def restore_unnoticed() -> Mutant:
     """A reader with another journal than it had is served as if nothing had happened."""
-    return patch.object(DeliveryRecovery, "greet_reader", lambda self, tx, *reader, **more: ())
+    return patch.object(recover, "greet_reader", lambda parts, tx, *reader, **more: ())
 
 
 def gap_left_open() -> Mutant:
     """A dead letter does not tell its pair to go on without it."""
-    return patch.object(Intake, "close_number", lambda self, key, number: None)
+    return patch.object(Intake, "close_number", lambda self, tx, key, number: None)
 
 
 def confirm_forgotten() -> Mutant:
-    honest = ReceiptHandler.apply_receipt
+    honest = close.apply_receipt
 
-    def silent(self: ReceiptHandler, tx: Tx, arrived: ReceiptArrived) -> Decisions:
-        with _sql(receipts, "_ACCEPT", "RETURNING offer", "RETURNING 0"):
-            return honest(self, tx, arrived)
+    def silent(parts: DeliveryParts, tx: Tx, arrived: ReceiptArrived) -> Decisions:
+        with _sql(close, "_ACCEPT", "RETURNING offer", "RETURNING 0"):
+            return honest(parts, tx, arrived)
 
-    return patch.object(ReceiptHandler, "apply_receipt", silent)
+    return patch.object(close, "apply_receipt", silent)
 
 
-def late_receipt_reopens() -> Mutant:
-    """A dead letter becomes an open delivery again when a late receipt comes."""
-    open_states = "state IN ("
-    return _sql(receipts, "_PROCESS", open_states, f"{open_states}'dead_letter', ")
+def late_receipt_ignored() -> Mutant:
+    """A message stays a dead letter, though its owner says later that it was processed."""
+    return _sql(close, "_AMEND", "WHERE", "WHERE 0 AND")
+
+
+@contextmanager
+def given_up_engaged() -> Iterator[None]:
+    """An owner engages what has expired, and may be given up already."""
+    honest = AcceptanceCheck.reason_against
+
+    def careless(self: AcceptanceCheck, tx: Tx, envelope: Envelope) -> str:
+        return honest(self, tx, replace(envelope, expires_at=None))
+
+    build = EventAcceptor._build_mail
+
+    def keep(self: EventAcceptor, tx: Tx, envelope: Envelope, payload: bytes) -> NewMail:
+        return build(self, tx, replace(envelope, expires_at=None), payload)
+
+    with (
+        patch.object(AcceptanceCheck, "reason_against", careless),
+        patch.object(EventAcceptor, "_build_mail", keep),
+    ):
+        yield
 
 
 def pair_never_closed() -> Mutant:
@@ -202,12 +223,17 @@ def moved_pair_not_held() -> Mutant:
     return patch.object(SenderPairs, "set_route", careless)
 
 
+def confirmed_out_of_turn() -> Mutant:
+    """An offer that is confirmed further on in the outbox overtakes earlier ones of its pair."""
+    return patch.object(accept, "confirm_next_offer", confirm_offer)
+
+
 def delay_ignored() -> Mutant:
     """A delayed message is engaged as soon as it comes."""
     honest = EventAcceptor._build_mail
 
-    def hasty(self: EventAcceptor, envelope: Envelope, payload: bytes) -> NewMail:
-        made = honest(self, envelope, payload)
+    def hasty(self: EventAcceptor, tx: Tx, envelope: Envelope, payload: bytes) -> NewMail:
+        made = honest(self, tx, envelope, payload)
         made.not_before = 0
         return made
 
@@ -226,15 +252,15 @@ def chain_broken() -> Mutant:
 def expired_without_a_word() -> Mutant:
     """A sender says that a message expired without asking the owner that may have it."""
 
-    def hasty(self: DeliveryTimers, tx: Tx, found: OpenDelivery) -> Decisions:
+    def hasty(parts: DeliveryParts, tx: Tx, found: OpenDelivery) -> Decisions:
         return (GiveUpDelivery(found, "expired", "nobody accepted it in time"),)
 
-    return patch.object(DeliveryTimers, "_expire", hasty)
+    return patch.object(timers, "_expire", hasty)
 
 
 def returned_mail_renumbered() -> Mutant:
     """Mail that comes back gets a new number, behind the one that its message has already."""
-    return patch.object(DeliveryTable, "find_numbered", lambda self, tx, out: None)
+    return patch.object(send, "find_numbered", lambda tx, out: None)
 
 
 def origin_forgotten() -> Mutant:
@@ -244,17 +270,17 @@ def origin_forgotten() -> Mutant:
 
 def forwarded_mail_overtaken() -> Mutant:
     """A gateway does not wait for mail that it forwarded, which may come back."""
-    return patch.object(Receiver, "reopen_number", lambda self, tx, forward: None)
+    return patch.object(release, "reopen_number", lambda parts, tx, forward: None)
 
 
 def pairs_unclosed_after_restore() -> Mutant:
     """A restored owner is not told which numbers it has forgotten."""
-    return _sql(recovery, "_SELECT_PAIRS_AT", "WHERE", "WHERE 0 AND")
+    return _sql(recover, "_SELECT_PAIRS_AT", "WHERE", "WHERE 0 AND")
 
 
 def revoked_owner_waited_for() -> Mutant:
     """Deliveries to a revoked owner stay open until their last deadline."""
-    return patch.object(LostOwners, "room_changed", lambda self, tx: ())
+    return patch.object(reroute, "end_deliveries_to_revoked", lambda parts, tx: ())
 
 
 def _sql(module: Any, name: str, old: str, new: str) -> Mutant:
@@ -306,9 +332,11 @@ MUTANTS: dict[str, Callable[[], Mutant]] = {
         restore_unnoticed,
         gap_left_open,
         confirm_forgotten,
-        late_receipt_reopens,
+        late_receipt_ignored,
+        given_up_engaged,
         pair_never_closed,
         moved_pair_not_held,
+        confirmed_out_of_turn,
         delay_ignored,
         chain_broken,
         expired_without_a_word,

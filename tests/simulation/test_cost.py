@@ -2,7 +2,7 @@
 
 from random import Random
 
-from gatepost.testing.simulation import AgentManners, SimulatedMesh
+from simulation.gateways import AgentManners, SimulatedMesh
 
 PROMPT = AgentManners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
 

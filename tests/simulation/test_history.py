@@ -6,7 +6,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from gatepost.testing.history import (
+from simulation.gateways import AgentManners, SimulatedMesh
+from simulation.history import (
     RULES,
     Observations,
     ObservedSend,
@@ -14,8 +15,7 @@ from gatepost.testing.history import (
     check_history,
     read_journal,
 )
-from gatepost.testing.history.journals import GatewayJournal
-from gatepost.testing.simulation import AgentManners, SimulatedMesh
+from simulation.history.journals import GatewayJournal
 
 PROMPT = AgentManners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
 

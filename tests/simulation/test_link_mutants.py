@@ -2,7 +2,7 @@
 
 import pytest
 
-from gatepost.testing.simulation import RunShape
+from simulation.gateways import RunShape
 from tests.simulation.catching import assert_mutant_is_caught
 from tests.simulation.link_mutants import LINK_MUTANTS
 

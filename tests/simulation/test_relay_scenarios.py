@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gatepost.delivery.frames import BlobPiece, EventsFrame, decode_frame
-from gatepost.testing.history import ObservedSend
-from gatepost.testing.simulation import AgentManners, SimulatedMesh
-from gatepost.testing.simulation.forgeries import FORGERIES, wrong_piece
-from gatepost.testing.simulation.network import Direction
+from simulation.gateways import AgentManners, SimulatedMesh
+from simulation.gateways.forgeries import FORGERIES, wrong_piece
+from simulation.gateways.network import Direction
+from simulation.history import ObservedSend
 
 PROMPT = AgentManners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
 LARGE = 5_000

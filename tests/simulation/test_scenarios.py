@@ -6,12 +6,14 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from gatepost.config.hub_settings import HubSettings
 from gatepost.delivery.frames import EventsFrame, SkipFrame, decode_frame
 from gatepost.events import Receipt
-from gatepost.testing.history import ObservedSend
-from gatepost.testing.simulation import AgentManners, SimulatedMesh, SimulatedSettings
-from gatepost.testing.simulation.faults import forged_receipt, move_agent
-from gatepost.testing.simulation.network import Direction, leave_out_event
+from simulation.gateways import AgentManners, SimulatedMesh, SimulatedSettings
+from simulation.gateways.faults import forged_receipt, move_agent
+from simulation.gateways.network import Direction, leave_out_event
+from simulation.gateways.task_users import WorkManners
+from simulation.history import ObservedSend
 
 PROMPT = AgentManners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
 
@@ -76,7 +78,7 @@ def test_owner_accepts_and_crashes_before_its_receipt_is_read_and_the_sender_rer
     assert (verdict.counts.processed, verdict.counts.doubled) == (1, 0)
 
 
-def test_a_late_receipt_amends_a_dead_letter_and_changes_nothing_else(build: Build) -> None:
+def test_a_late_receipt_amends_what_the_sender_was_told(build: Build) -> None:
     mesh = build()
     mesh.network.cut_direction("n1", "n0")
     seen = acknowledged(mesh, mesh.send("al", "bob", ttl_secs=3.0))
@@ -88,7 +90,8 @@ def test_a_late_receipt_amends_a_dead_letter_and_changes_nothing_else(build: Bui
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert verdict.amended == [seen.event_id]
-    assert (verdict.counts.dead_lettered, verdict.counts.amended) == (1, 1)
+    counts = verdict.counts
+    assert (counts.processed, counts.dead_lettered, counts.amended) == (1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -300,3 +303,26 @@ def test_who_cannot_write_yet_reads_what_it_was_told_before_everything_is_judged
     assert mesh.run(5_000, lambda: mesh["n1"].commits > looked)
     verdict = mesh.finish()
     assert verdict.ok, verdict
+
+
+def test_an_unknown_task_and_its_result_survive_crashes_of_both_gateways(build: Build) -> None:
+    mesh = build(habits=replace(SimulatedSettings(), hub=HubSettings()))
+    mesh.tasks.manners = WorkManners(fail=0.0, vanish=0.0, contradict=0.0, large_result=0.0)
+    mesh.network.cut_direction("n1", "n0")
+    seen = mesh.tasks.create_task("al", "bob", ttl_secs=3.0)
+    assert seen is not None
+    assert mesh.run(200_000, lambda: task_states(mesh, "n0") == ["unknown"])
+    assert task_states(mesh, "n1") == ["completed"], "nobody hears of it yet"
+    for node in ("n0", "n1"):
+        mesh[node].crash()
+        mesh[node].start()
+    mesh.run(1_000)
+    assert task_states(mesh, "n0") == ["unknown"]
+    mesh.network.heal_directions()
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert (verdict.counts.tasks, verdict.counts.tasks_completed) == (1, 1)
+
+
+def task_states(mesh: SimulatedMesh, node: str) -> list[str]:
+    return [row[0] for row in mesh[node].query("SELECT state FROM task")]

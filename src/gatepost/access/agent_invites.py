@@ -7,7 +7,6 @@ from gatepost.access.auth_messages import AgentInviteRequest
 from gatepost.access.grants import Grantor, authorize_grantor, check_granted_agent
 from gatepost.access.scopes import check_grantable
 from gatepost.access.tokens import TokenKind, matches_hash, mint_token, parse_token
-from gatepost.agent_tokens import SecretValue
 from gatepost.clock import Clock
 from gatepost.errors import (
     ExpiredToken,
@@ -17,8 +16,10 @@ from gatepost.errors import (
     UnknownInvite,
 )
 from gatepost.events import check_agent_id
+from gatepost.events.reserved_names import require_agent_name
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
+from gatepost.wire.agent_tokens import SecretValue
 
 _COLUMNS = "id, agent_id, scopes, created_by, created_at, expires_at, used_at, revoked_at, grantor"
 _INSERT_INVITE = """
@@ -68,7 +69,7 @@ def issue_agent_invite(
     `tls_pin` tells the agent by which key it knows this gateway; `is_known`: see
     `check_granted_agent`.
     """
-    agent_id = check_agent_id(request.agent_id)
+    agent_id = require_agent_name(check_agent_id(request.agent_id))
     expires_at = tx.now + request.ttl_secs * 1000
     if grantor is not None:
         expires_at = min(expires_at, authorize_grantor(tx, grantor))
@@ -103,6 +104,7 @@ def redeem_agent_invite(tx: Tx, text: str) -> AgentInvite:
     if not matches_hash(token, None if row is None else row[-1]) or row is None:
         raise InvalidToken("this gateway did not issue this invite; check where it came from")
     invite = _invite_from_row(row[:-1])
+    require_agent_name(invite.agent_id)
     _check_open(invite, tx.now)
     tx.execute("UPDATE agent_invite SET used_at = ? WHERE id = ?", (tx.now, invite.id))
     return invite

@@ -10,6 +10,7 @@ number of its first attempt shows that it is the same. It gets new tokens within
 long as none of the tokens in the lost answer was used. Those are void from then on.
 """
 
+from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Literal
@@ -21,7 +22,7 @@ from gatepost.access.agent_invites import decode_scopes, encode_scopes
 from gatepost.access.auth_messages import ContextToken, ContextTokenRequest
 from gatepost.access.grants import end_sessions, live_session_end
 from gatepost.access.policy import AccessPolicy
-from gatepost.access.scopes import check_grantable
+from gatepost.access.scopes import check_grantable, scopes_cover
 from gatepost.access.tokens import (
     BearerToken,
     TokenKind,
@@ -30,7 +31,6 @@ from gatepost.access.tokens import (
     new_public_id,
     parse_token,
 )
-from gatepost.agent_tokens import AgentTokens
 from gatepost.clock import Clock
 from gatepost.errors import (
     ExpiredToken,
@@ -40,8 +40,10 @@ from gatepost.errors import (
     Revoked,
     TokenReused,
 )
+from gatepost.events.reserved_names import require_agent_name
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
+from gatepost.wire.agent_tokens import AgentTokens
 
 MAX_CONTEXT_TOKENS = 1000
 
@@ -87,9 +89,20 @@ FROM agent_session s ORDER BY s.created_at, s.id
 _SELECT_LIVE_SESSIONS = (
     "SELECT id FROM agent_session WHERE agent_id = ? AND revoked_at IS NULL ORDER BY id"
 )
+_SELECT_LIVE_SCOPES = "SELECT scopes FROM agent_session WHERE agent_id = ? AND revoked_at IS NULL"
 _TOUCH_SESSION = (
     "UPDATE agent_session SET seen_at = ? WHERE id = ? AND revoked_at IS NULL AND seen_at < ?"
 )
+
+
+def find_missing_scope(tx: Tx, agent_id: str, wanted: Iterable[str]) -> str | None:
+    """The first of these scopes that no live session of an external agent has.
+
+    None if its sessions have them all, or if it has no session: then it does not need scopes.
+    """
+    rows = tx.fetch_all(_SELECT_LIVE_SCOPES, (agent_id,))
+    granted = {scope for (scopes,) in rows for scope in decode_scopes(scopes)}
+    return next((each for each in wanted if rows and not scopes_cover(granted, each)), None)
 
 
 class AgentSession(Struct, frozen=True):
@@ -197,6 +210,7 @@ class AgentSessions:
         token = parse_token(bearer, TokenKind.ACCESS, TokenKind.CONTEXT)
         found = _find_token(tx, token)
         _check_token_expiry(found, tx.now)
+        require_agent_name(found.agent_id)
         kind: Literal["access", "context"] = (
             "access" if token.kind is TokenKind.ACCESS else "context"
         )

@@ -7,14 +7,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from gatepost.agent_tokens import (
-    Nonce,
-    SecretValue,
-    TokenText,
-)
 from gatepost.events import AgentId, NodeId, PublicKey, Signature
 from gatepost.room import CONTROL_ROOM
 from gatepost.room.records import MAX_RECORD_BYTES
+from gatepost.wire.agent_tokens import Nonce, SecretValue, TokenText
 
 RoomId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")]
 ScopeName = Annotated[str, Meta(max_length=64)]

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from gatepost.clock import Clock
 from gatepost.events import NodeKey, frame_parts
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
 
 
 class Issuer(Struct, frozen=True):

@@ -9,8 +9,8 @@ import re
 
 from gatepost.access.mesh_secrets import MeshSecrets
 from gatepost.access.tokens import decode_b64, encode_b64
-from gatepost.agent_tokens import SecretValue
 from gatepost.errors import InvalidToken
+from gatepost.wire.agent_tokens import SecretValue
 
 _SECRET_BYTES = 32
 _PATTERN = re.compile(r"gpm1\.([0-9a-f]{32})\.([A-Za-z0-9_-]{86})")

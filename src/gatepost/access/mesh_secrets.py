@@ -14,8 +14,8 @@ from nacl.secret import SecretBox
 
 from gatepost.access.issuer import Issuer
 from gatepost.access.tokens import encode_b64
-from gatepost.agent_tokens import SecretValue
 from gatepost.journal.transaction import Tx
+from gatepost.wire.agent_tokens import SecretValue
 
 _SECRET_BYTES = 32
 # A version further ahead is not followed, so that nobody uses up all versions at once.

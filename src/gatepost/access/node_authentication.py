@@ -16,7 +16,8 @@ An unknown node, a wrong key and an expired challenge get the same answer, 401 i
 a node that proved its key learns that it was revoked.
 
 In development a gateway may admit nodes that send no key. Such a node gets a key that nobody can
-sign with, derived from its id, so it can read the room and write nothing.
+sign with, derived from its id, so it can read the room and write nothing. It cannot prove that it
+is the node that used an invite before, so one invite opens one connection for it.
 
 `redeem_ticket` checks the ticket's signature (401 invalid_ticket), its expiry (401 expired_ticket),
 that it is unused (409 ticket_already_used) and belongs to this node (403 node_mismatch, 403
@@ -55,7 +56,7 @@ from gatepost.errors import (
 )
 from gatepost.events import NodeKey
 from gatepost.journal.transaction import Tx
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
 
 
 class TicketGround(Struct, frozen=True):
@@ -125,7 +126,12 @@ class NodeAuthenticator:
     def _ground_from_invite(self, tx: Tx, request: ExchangeRequest, token: str) -> TicketGround:
         invite = node_invites.find_redeemable_invite(tx, token, self._issuer)
         if invite.expected_node_id not in {None, request.node_id}:
-            raise NodeMismatch("this invite is for another node; check `node.id`")
+            raise NodeMismatch(
+                f"this invite is for node {invite.expected_node_id!r}, and this gateway is"
+                f" {request.node_id!r}: invite it by that name"
+                f" (`gatepost invite --node {request.node_id}`), or join under the other"
+                f" (`gatepost join --node-id {invite.expected_node_id}`)"
+            )
         key = self._key_of(request)
         self._check_identity(tx, request.node_id, key)
         self._check_invited_proof(invite, request, key)
@@ -138,7 +144,11 @@ class NodeAuthenticator:
             return request.node_key
         if not self._policy.allow_keyless:
             raise _proof_required_error()
-        return NodeKey(self._issuer.derive_key(f"keyless {request.node_id}")).public
+        return self._keyless_key(request.node_id)
+
+    def _keyless_key(self, node_id: str) -> bytes:
+        """The key of a node that has none: nobody can sign with it."""
+        return NodeKey(self._issuer.derive_key(f"keyless {node_id}")).public
 
     def _check_invited_proof(
         self, invite: NodeInvite, request: ExchangeRequest, key: bytes
@@ -217,6 +227,9 @@ class NodeAuthenticator:
         if node_invites.consume_node_invite(tx, invite_id, claims.sub, claims.node_key):
             tier = node_invites.load_node_invite(tx, invite_id).tier
             return node_directory.admit_node(tx, self._issuer, claims.sub, claims.node_key, tier)
+        if claims.node_key == self._keyless_key(claims.sub):
+            # It proved nothing: whoever has the token could have got this ticket beside the first.
+            raise node_invites.already_used_error()
         found = node_directory.load_admission(tx, claims.sub)
         assert found is not None, "an invite is consumed only where an admission is made"
         return found

@@ -10,7 +10,7 @@ from gatepost.errors import NodeMismatch, Revoked
 from gatepost.events import fingerprint_key
 from gatepost.journal.transaction import Tx
 from gatepost.room.admission_chain import sign_admission
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
 
 # The columns of an admission row, in the order of the fields of `NodeAdmission`.
 _COLUMNS = "node_id, public_key, tier, issuer, issued_at, signature"
@@ -21,6 +21,8 @@ SET tier = excluded.tier, issuer = excluded.issuer,
     issued_at = excluded.issued_at, signature = excluded.signature
 """
 _SELECT_ADMISSION = f"SELECT {_COLUMNS} FROM admission WHERE node_id = ?"
+_SELECT_ADMITTED = "SELECT node_id, public_key, tier, 0 FROM admission"
+_SELECT_REVOKED = "SELECT node_id, public_key, tier, 1 FROM revocation"
 
 
 class NodeAdmission(Struct, frozen=True):
@@ -123,14 +125,18 @@ def revoked_node_error(known: KnownNode) -> Revoked:
 
 
 def _find_known_node(tx: Tx, column: str, value: str | bytes) -> KnownNode | None:
-    for table, revoked in (("revocation", True), ("admission", False)):
-        sql = f"SELECT node_id, public_key, tier FROM {table} WHERE {column} = ?"
-        if (row := tx.fetch_one(sql, (value,))) is not None:
-            node_id, public_key, tier = row
-            return KnownNode(node_id, public_key, tier, revoked)
+    for known in (_SELECT_REVOKED, _SELECT_ADMITTED):
+        if (row := tx.fetch_one(f"{known} WHERE {column} = ?", (value,))) is not None:
+            node_id, public_key, tier, revoked = row
+            return KnownNode(node_id, public_key, tier, bool(revoked))
     return None
 
 
 def _revoked_or_first(found: list[KnownNode | None]) -> KnownNode | None:
     known = [standing for standing in found if standing is not None]
     return next((s for s in known if s.revoked), known[0] if known else None)
+
+
+def has_admissions(tx: Tx) -> bool:
+    """Whether this gateway has admitted another node."""
+    return tx.fetch_one("SELECT 1 FROM admission") is not None

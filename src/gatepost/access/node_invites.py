@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from gatepost.access.issuer import Issuer
 from gatepost.access.tokens import BearerToken, TokenKind, matches_hash, mint_token, parse_token
-from gatepost.agent_tokens import SecretValue
 from gatepost.errors import (
     ExpiredToken,
     Forbidden,
@@ -25,10 +24,11 @@ from gatepost.errors import (
 )
 from gatepost.events import check_node_id, fingerprint_key
 from gatepost.journal.audit import record_audit_entry
-from gatepost.journal.transaction import Tx
+from gatepost.journal.transaction import Row, Tx
 from gatepost.room.roles import Act, may_act, role_of_tier
 from gatepost.tls import PIN_DIGITS
-from gatepost.wire import Tier
+from gatepost.wire.agent_tokens import SecretValue
+from gatepost.wire.operations import Tier
 
 _COLUMNS = """
 id, tier, expected_node_id, expected_key, created_by, created_at, expires_at,
@@ -138,7 +138,7 @@ def find_redeemable_invite(tx: Tx, text: str, issuer: Issuer) -> NodeInvite:
     """Return the invite of a token. The order of the checks is part of the protocol."""
     invite = _find_invite(tx, parse_token(text, TokenKind.INVITE), issuer.key.fingerprint)
     if invite.used_at is not None:
-        raise _already_used_error()
+        raise already_used_error()
     if invite.revoked_at is not None:
         raise _revoked_error()
     if tx.now >= invite.expires_at:
@@ -155,7 +155,7 @@ def consume_node_invite(tx: Tx, id: str, node_id: str, node_key: bytes) -> bool:
     if invite.revoked_at is not None:
         raise _revoked_error()
     if (invite.used_by, invite.used_key) != (node_id, node_key):
-        raise _already_used_error()
+        raise already_used_error()
     return False
 
 
@@ -183,7 +183,7 @@ def _find_invite(tx: Tx, token: BearerToken, issuer: str) -> NodeInvite:
     return NodeInvite(*row[:-1])
 
 
-def _already_used_error() -> TokenAlreadyUsed:
+def already_used_error() -> TokenAlreadyUsed:
     return TokenAlreadyUsed(
         "this invite was used; the node admitted with it reconnects with its own proof"
     )
@@ -191,3 +191,8 @@ def _already_used_error() -> TokenAlreadyUsed:
 
 def _revoked_error() -> Revoked:
     return Revoked("this invite was revoked; ask for a new one")
+
+
+def invites_used_by(tx: Tx, node_id: str) -> list[Row]:
+    """(id, time of use) of the invites that a node used."""
+    return tx.fetch_all("SELECT id, used_at FROM invite WHERE used_by = ?", (node_id,))

@@ -9,14 +9,14 @@ from gatepost.access import node_sessions
 from gatepost.access.issuer import Issuer
 from gatepost.access.mesh_secrets import MeshSecrets, MeshSecretStore
 from gatepost.access.node_directory import KnownNode, NodeDirectory
-from gatepost.agent_tokens import SecretValue
 from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
 from gatepost.events import fingerprint_key
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
 from gatepost.room.records import MAX_SECRET_REVOKED
 from gatepost.room.roles import Act, may_act, role_of_tier
-from gatepost.wire import Tier
+from gatepost.wire.agent_tokens import SecretValue
+from gatepost.wire.operations import Tier
 
 # The columns of a revocation row, in the order of the fields of `NodeRevocation`.
 _COLUMNS = "node_id, public_key, tier, issuer, revoked_at, last_seq, standing, reason"

@@ -5,15 +5,14 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from gatepost.errors import Forbidden, InsufficientScope, InvalidRequest
-from gatepost.task_wire import TaskAwait, TaskCancel, TaskCreate, TaskReports
-from gatepost.wire import (
+from gatepost.wire.frame_types import Op
+from gatepost.wire.operations import (
     Ack,
     Await,
     Dequeue,
     Enqueue,
     Extend,
     Nack,
-    Op,
     Peek,
     PeekDeadLetter,
     Purge,
@@ -23,6 +22,7 @@ from gatepost.wire import (
     Subscribe,
     Unsubscribe,
 )
+from gatepost.wire.tasks import TaskAwait, TaskCancel, TaskCreate, TaskReports
 
 
 class Scope(StrEnum):
@@ -37,6 +37,10 @@ class Scope(StrEnum):
     ADMIN_MAILBOX = "ansible.admin.mailbox"
     ADMIN_FEEDBACK = "ansible.admin.feedback"
     ADMIN_ALL = "ansible.admin.*"
+
+
+# What an agent needs to exchange messages and tasks, and no more.
+AGENT_SCOPES = tuple(scope for scope in Scope if not scope.startswith("ansible.admin."))
 
 
 class AgentEndpoint(StrEnum):

@@ -11,8 +11,8 @@ from enum import StrEnum
 from hashlib import sha256
 from hmac import compare_digest
 
-from gatepost.agent_tokens import SecretValue
 from gatepost.clock import Clock
+from gatepost.wire.agent_tokens import SecretValue
 
 _ID_BYTES = 8
 _SECRET_BYTES = 32

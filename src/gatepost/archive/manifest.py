@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.signed_json import bytes_to_sign, encode_canonical
-from gatepost.errors import ArchiveError
+from gatepost.errors import ArchiveError, ArchiveTooNew
 from gatepost.events import NodeKey, verify_signature
 from gatepost.events.envelope import MAX_JSON_INT
 
@@ -52,6 +52,12 @@ class ArchiveSegment(Struct, frozen=True, kw_only=True, rename="camel"):
     max_created_at: NonNegative
     chain: Sha256Hex
     archived_at: NonNegative
+
+
+class _ManifestVersion(Struct):
+    """The only field of which every version has the same meaning."""
+
+    version: int = MANIFEST_VERSION
 
 
 class ArchiveManifest(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -124,15 +130,15 @@ def encode_manifest(manifest: ArchiveManifest) -> bytes:
 
 def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
     try:
-        manifest = msgspec.json.decode(data, type=ArchiveManifest)
+        # First, because a later version may have other fields.
+        version = msgspec.json.decode(data, type=_ManifestVersion).version
+        if version > MANIFEST_VERSION:
+            raise ArchiveTooNew(
+                f"{where} has version {version}, this Gatepost reads {MANIFEST_VERSION}; upgrade it"
+            )
+        return msgspec.json.decode(data, type=ArchiveManifest)
     except (ValueError, RecursionError) as error:
         raise ArchiveError(f"{where} is not a manifest ({error}); restore it from a copy") from None
-    if manifest.version != MANIFEST_VERSION:
-        raise ArchiveError(
-            f"{where} has version {manifest.version}, this Gatepost reads"
-            f" {MANIFEST_VERSION}; upgrade it"
-        )
-    return manifest
 
 
 def read_manifest(store: ArchiveStore, node: str) -> ArchiveManifest | None:

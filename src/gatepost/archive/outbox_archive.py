@@ -8,7 +8,7 @@ same events, chains and signatures replaces them in the manifest.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -22,21 +22,12 @@ from gatepost.archive.manifest import ArchiveManifest, ArchiveSegment
 from gatepost.archive.segment_encoding import OutboxRow, SignedGroup
 from gatepost.errors import ArchiveError, ChainError
 from gatepost.events import NodeKey, event_digest, extend_chain, genesis_chain
-from gatepost.journal import Tx
+from gatepost.journal import Tx, outbox_reads
+from gatepost.journal.incarnations import load_incarnations
 
 # Event bodies can be large: a segment ends early rather than exhaust the memory.
 MAX_SEGMENT_BYTES: Final = 256 * 1024 * 1024
 
-_SELECT_INCARNATIONS = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
-# The latest head stays when its rows are pruned, so heads without rows are left out.
-_SELECT_HEADS = """
-SELECT first_seq, last_seq, chain, signature, signed_at FROM head
-WHERE last_seq > ? AND last_seq < ? AND first_seq >= (SELECT min(seq) FROM outbox)
-ORDER BY last_seq
-"""
-_SELECT_ROWS = """
-SELECT seq, event_id, ref_id, body, digest FROM outbox WHERE seq BETWEEN ? AND ? ORDER BY seq
-"""
 _NO_END = 1 << 62
 # This many adjacent small segments are worth a merge. A segment is small if this many of its size
 # fit into one segment. An event is thus rewritten only when its segment grows about eightfold.
@@ -49,7 +40,6 @@ _SEGMENT_FILE = re.compile(
 )
 
 # The highest seq that one consumer of the outbox allows to prune; None if it sets no limit.
-PruneBound = Callable[[Tx], int | None]
 
 
 class JournalIncarnation(Struct, frozen=True):
@@ -78,7 +68,7 @@ class PlannedSegment(Struct):
 
 def journal_incarnations(tx: Tx, current: str) -> list[JournalIncarnation]:
     """The incarnations whose events are in this journal, oldest first."""
-    known = [(str(id), int(first)) for id, first in tx.fetch_all(_SELECT_INCARNATIONS)]
+    known = load_incarnations(tx)
     if current not in dict(known):
         known.append((current, known[-1][1] if known else 1))
     ends = [*(first for _, first in known[1:]), _NO_END]
@@ -227,8 +217,8 @@ class OutboxArchive:
         incarnation = next(incarnation for incarnation in known if incarnation.end > after + 1)
         groups: list[SignedGroup] = []
         began = 0
-        for first, last, chain, signature, at in tx.iterate_rows(
-            _SELECT_HEADS, (after, incarnation.end)
+        for first, last, chain, signature, at in outbox_reads.signed_groups(
+            tx, after, incarnation.end
         ):
             full = bool(groups) and last - groups[0].first + 1 > self._policy.max_rows
             if full or (
@@ -307,8 +297,8 @@ def _fits_run(run: list[ArchiveSegment], segment: ArchiveSegment, max_rows: int)
 
 def _journal_holds(tx: Tx, seq: int) -> bool:
     """Whether the journal still has this event and all later ones."""
-    row = tx.fetch_one("SELECT min(seq) FROM outbox")
-    return row is not None and row[0] is not None and int(row[0]) <= seq
+    oldest = outbox_reads.oldest_seq(tx)
+    return oldest is not None and oldest <= seq
 
 
 def _check_no_gap(
@@ -326,7 +316,7 @@ def _load_rows(tx: Tx, groups: list[SignedGroup]) -> tuple[list[OutboxRow], list
     """Load the rows of at least one group, and of more up to MAX_SEGMENT_BYTES."""
     rows: list[OutboxRow] = []
     size, ends = 0, {group.last: count for count, group in enumerate(groups, 1)}
-    found: Iterator[OutboxRow] = tx.iterate_rows(_SELECT_ROWS, (groups[0].first, groups[-1].last))
+    found: Iterator[OutboxRow] = outbox_reads.rows_between(tx, groups[0].first, groups[-1].last)
     for row in found:
         rows.append(row)
         size += len(row[3])
@@ -345,36 +335,3 @@ def _check_rows(rows: list[OutboxRow], groups: list[SignedGroup], chain: bytes |
         raise ChainError(f"{span}: an event was changed; restore the journal from a backup")
     if chain is not None and extend_chain(chain, (row[4] for row in rows)) != groups[-1].chain:
         raise ChainError(f"{span}: it does not continue the archived chain")
-
-
-def prune_outbox(tx: Tx, through: int, *, read: PruneBound, closed: PruneBound, limit: int) -> int:
-    """Delete outbox rows that are no longer needed; return the number. Call it until it is 0.
-
-    The rows must be archived (up to `through`), read by every active subscriber (`read`), and not
-    part of an open delivery (`closed`). Commit groups are deleted whole, with their heads. The
-    latest head stays, because the chain continues from it.
-    """
-    bounds = [bound for bound in (read(tx), closed(tx)) if bound is not None]
-    row = tx.fetch_one("SELECT min(seq) FROM outbox")
-    if row is None or row[0] is None:
-        return 0
-    last = _last_prunable_seq(tx, row[0], min([through, *bounds]), limit)
-    if last is None:
-        return 0
-    tx.execute("DELETE FROM outbox WHERE seq <= ?", (last,))
-    deleted = tx.changed_rows()
-    tx.execute(
-        "DELETE FROM head WHERE last_seq <= ? AND last_seq < (SELECT max(last_seq) FROM head)",
-        (last,),
-    )
-    return deleted
-
-
-def _last_prunable_seq(tx: Tx, first: int, through: int, limit: int) -> int | None:
-    """The end of the last group to delete now: about `limit` rows, but at least one group."""
-    query = "SELECT {} FROM head WHERE last_seq >= ? AND last_seq <= ?"
-    some = tx.fetch_one(query.format("max(last_seq)"), (first, min(through, first + limit - 1)))
-    if some and some[0] is not None:
-        return int(some[0])
-    one = tx.fetch_one(query.format("min(last_seq)"), (first, through))
-    return int(one[0]) if one and one[0] is not None else None

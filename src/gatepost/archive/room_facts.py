@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.signed_json import bytes_to_sign, encode_canonical
-from gatepost.errors import ArchiveError
+from gatepost.errors import ArchiveError, ArchiveTooNew
 from gatepost.events import NodeKey, verify_signature
 from gatepost.events.envelope import MAX_JSON_INT
 
@@ -59,6 +59,12 @@ class HeadFact(Struct, frozen=True, kw_only=True, rename="camel"):
     chain: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
 
 
+class _FactsVersion(Struct):
+    """The only field of which every version has the same meaning."""
+
+    version: int = FACTS_VERSION
+
+
 class RoomFacts(Struct, frozen=True, kw_only=True, rename="camel"):
     version: int = FACTS_VERSION
     node: str
@@ -94,23 +100,24 @@ def write_facts(store: ArchiveStore, facts: RoomFacts) -> None:
 
 def read_facts(store: ArchiveStore, node: str) -> RoomFacts | None:
     data = store.read_file(facts_path(node))
-    return None if data is None else _decode_facts(data, store.full_path(facts_path(node)))
+    return None if data is None else decode_facts(data, store.full_path(facts_path(node)))
 
 
 def read_all_facts(store: ArchiveStore) -> list[RoomFacts]:
     """Read the facts of all gateways, sorted by name."""
     names = [name for name in store.list_files(_FOLDER) if name.endswith(".json")]
     files = [(store.read_file(name), store.full_path(name)) for name in names]
-    return [_decode_facts(data, where) for data, where in files if data is not None]
+    return [decode_facts(data, where) for data, where in files if data is not None]
 
 
-def _decode_facts(data: bytes, where: str) -> RoomFacts:
+def decode_facts(data: bytes, where: str) -> RoomFacts:
     try:
-        facts = msgspec.json.decode(data, type=RoomFacts)
+        # First, because a later version may have other fields.
+        version = msgspec.json.decode(data, type=_FactsVersion).version
+        if version > FACTS_VERSION:
+            raise ArchiveTooNew(
+                f"{where} has version {version}, this Gatepost reads {FACTS_VERSION}; upgrade it"
+            )
+        return msgspec.json.decode(data, type=RoomFacts)
     except (ValueError, RecursionError) as error:
         raise ArchiveError(f"{where} is not a file of room facts: {error}") from None
-    if facts.version != FACTS_VERSION:
-        raise ArchiveError(
-            f"{where} has version {facts.version}, this Gatepost reads {FACTS_VERSION}; upgrade it"
-        )
-    return facts

@@ -27,6 +27,7 @@ _UNIQUE_COLUMNS = {
     "event_id",
     "ref_id",
     "causation_id",
+    "origin_id",
     "corr_id",
     "digest",
     "chain",
@@ -101,6 +102,7 @@ class _ArchivedEvent(Struct, rename="camel", gc=False):
     prev_seq_to: int = 0
     corr_id: str | None = None
     causation_id: str | None = None
+    origin_event_id: str | None = None
     origin_node_id: str | None = None
     expires_at: int | None = None
     attempt: int = 1
@@ -194,7 +196,8 @@ def events_table(
         "digest": digests,
         "body": encoded if bodies else pa.nulls(len(rows), pa.binary()),
         "payload_size": list(map(_payload_size, events)),
-        "causation_id": list(map(_causation_bytes, events)),
+        "causation_id": [_optional_id(event.causation_id) for event in events],
+        "origin_id": [_optional_id(event.origin_event_id) for event in events],
         **{name: list(map(get, events)) for name, get in _ENVELOPE_COLUMNS.items()},
         **_optional_columns([_clear_payload(e) for e in events], _CLEAR_COLUMNS),
         **_optional_columns([e.task for e in events], _TASK_COLUMNS),
@@ -272,12 +275,8 @@ def _payload_size(event: _ArchivedEvent) -> int:
     return len(bytes(event.payload))
 
 
-def _causation_bytes(event: _ArchivedEvent) -> bytes | None:
-    return _id_bytes(event.causation_id) if event.causation_id else None
-
-
-def _id_bytes(text: str) -> bytes:
-    return bytes.fromhex(text.replace("-", ""))
+def _optional_id(text: str | None) -> bytes | None:
+    return bytes.fromhex(text.replace("-", "")) if text else None
 
 
 def segment_path(first: int, last: int, created_at: int) -> str:

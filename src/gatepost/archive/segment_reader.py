@@ -59,6 +59,14 @@ class ArchivedStretch(Struct, frozen=True):
     groups: list[ArchivedGroup] = []
 
 
+class EventGroup(Struct, frozen=True):
+    """One commit group with its events; `incarnation` is the one it belongs to."""
+
+    incarnation: str
+    group: ArchivedGroup
+    rows: list[tuple[int, bytes]]
+
+
 class FoundEvent(Struct, frozen=True):
     """One archived event. `body` is None if the archive keeps no bodies."""
 
@@ -116,6 +124,20 @@ class SegmentReader:
 
         segments = _segments_between(listed, incarnation, after, upto)
         return _read_first_page(segments, after, upto, read_page)
+
+    def read_group_of(self, seq: int) -> "EventGroup | None":
+        """The commit group of an event, with the (seq, event) of all its events, if archived."""
+        listed = self._load_manifest()
+        for segment in reversed(listed.segments):
+            previous = _chain_before(listed, segment)
+            if not segment.first <= seq <= segment.last or previous is None:
+                continue
+            page = self._read_group_page(segment, previous, seq - 1)
+            if page is not None and page.groups:
+                group = page.groups[0]
+                rows = [row for row in page.rows if group.first <= row[0] <= group.last]
+                return EventGroup(segment.incarnation, group, rows)
+        return None
 
     def find_events(self, event_id: bytes, is_late: Callable[[], bool]) -> ArchiveFindings:
         """An event and the events that refer to it; `is_late` says when to stop the search."""

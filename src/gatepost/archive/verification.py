@@ -1,6 +1,7 @@
 """Verifies that an archive is complete and genuine, from its files alone and without Spark."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from hashlib import sha256
 from itertools import pairwise
@@ -12,7 +13,9 @@ from msgspec import Struct
 from gatepost.archive import manifest, room_facts
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest, ArchiveSegment
+from gatepost.archive.room_facts import RoomFacts
 from gatepost.archive.segment_table import read_segment_table
+from gatepost.archive.witnessed_heads import WitnessedReach, find_reaches
 from gatepost.errors import ArchiveError, ChainError
 from gatepost.events import ChainHead, extend_chain, genesis_chain, verify_head
 
@@ -40,6 +43,7 @@ class ArchiveRule(StrEnum):
     BAD_SIGNATURE = "bad_signature"
     OPEN_GROUP = "open_group"
     BODY_CHANGED = "body_changed"
+    NOT_NEWEST = "not_newest"
 
 
 class ArchiveFinding(Struct, frozen=True, kw_only=True):
@@ -53,11 +57,25 @@ class ArchiveFinding(Struct, frozen=True, kw_only=True):
 
 
 def verify_archive(
-    store: ArchiveStore, progress: ProgressCallback | None = None
+    store: ArchiveStore,
+    progress: ProgressCallback | None = None,
+    heads: Sequence[RoomFacts] = (),
 ) -> Iterator[ArchiveFinding]:
-    """Check the whole archive and yield every broken rule."""
-    keys, findings = _known_keys(store)
+    """Check the whole archive and yield every broken rule.
+
+    `heads` are room facts of other gateways from elsewhere: this archive may lack them.
+    """
+    keys, facts, findings = _known_keys(store, heads)
     yield from findings
+    for reach in find_reaches(_readable_manifests(store), facts):
+        if reach.missing is not None:
+            yield ArchiveFinding(
+                rule=ArchiveRule.NOT_NEWEST,
+                node=reach.node,
+                incarnation=reach.incarnation,
+                seq=reach.missing[0],
+                detail=reach.describe(),
+            )
     for node in manifest.archived_nodes(store):
         try:
             listed = manifest.read_manifest(store, node)
@@ -81,15 +99,32 @@ def _ignore_progress(count: int) -> None:
     """Discard progress reports."""
 
 
-def _known_keys(store: ArchiveStore) -> tuple[dict[str, set[bytes]], list[ArchiveFinding]]:
-    """The public keys of each node according to all gateways' room facts, and broken facts."""
+def verified_reaches(store: ArchiveStore, heads: Sequence[RoomFacts] = ()) -> list[WitnessedReach]:
+    """The end of each archive, and how far others have read, by facts that are signed."""
+    _, facts, _ = _known_keys(store, heads)
+    return list(find_reaches(_readable_manifests(store), facts))
+
+
+def _readable_manifests(store: ArchiveStore) -> list[ArchiveManifest]:
+    found = []
+    for node in manifest.archived_nodes(store):
+        with suppress(ArchiveError):
+            found.append(manifest.read_manifest(store, node))
+    return [listed for listed in found if listed is not None]
+
+
+def _known_keys(
+    store: ArchiveStore, heads: Sequence[RoomFacts]
+) -> tuple[dict[str, set[bytes]], list[RoomFacts], list[ArchiveFinding]]:
+    """The public keys of each node by all room facts; the facts that are signed, and the others."""
+    findings, every = [], list(heads)
     try:
-        every = room_facts.read_all_facts(store)
+        every += room_facts.read_all_facts(store)
     except ArchiveError as error:
         found = ArchiveFinding(rule=ArchiveRule.FACTS_UNREADABLE, node="", detail=error.message)
-        return {}, [found]
+        findings.append(found)
     keys: dict[str, set[bytes]] = {}
-    findings = []
+    believed: list[RoomFacts] = []
     for facts in every:
         own = facts.public_key_of(facts.node)
         if own is None or not room_facts.are_facts_signed(facts, own):
@@ -98,10 +133,11 @@ def _known_keys(store: ArchiveStore) -> tuple[dict[str, set[bytes]], list[Archiv
                 ArchiveFinding(rule=ArchiveRule.FACTS_SIGNATURE, node=facts.node, detail=why)
             )
             continue
+        believed.append(facts)
         known = [(fact.node, fact.public_key) for fact in facts.revocations]
         for name, key in [*known, *((fact.id, fact.public_key) for fact in facts.nodes)]:
             keys.setdefault(name, set()).add(key)
-    return keys, findings
+    return keys, believed, findings
 
 
 def _check_manifest(

@@ -1,8 +1,9 @@
-"""Measures how long honest agents wait while strangers crowd the same gateway.
+"""Measures how long honest agents wait while strangers or sessions crowd the same gateway.
 
 Each agent sends a message to the next one every now and then, and waits until it is processed. That
-is measured twice: in quiet, and beside the connections of `hostile_connections`, which come from
-the same address. The gateway, the agents and the strangers are three processes.
+is measured in quiet, beside the connections of `hostile_connections`, which come from the same
+address, and beside the sessions of `hostile_sessions`. The gateway, the agents, the strangers and
+the sessions are separate processes.
 """
 
 import asyncio
@@ -22,6 +23,11 @@ from rich.table import Table
 
 from gatepost.bench.fsync import percentile
 from gatepost.bench.hostile_connections import READY
+from gatepost.bench.hostile_sessions import (
+    define_hostile_agent,
+    end_hostile_sessions,
+    start_hostile_sessions,
+)
 from gatepost.bench.mailbox import QUIET_SETTINGS, BenchMachine, describe_machine
 from gatepost.client import Agent
 from gatepost.errors import BenchFailed
@@ -35,6 +41,9 @@ _ATTACK = "gatepost.bench.hostile_connections"
 
 class HostileBenchOptions(Struct, frozen=True):
     connections: int = 2000
+    sessions: int = 2
+    # Each session has as many.
+    session_connections: int = 700
     agents: int = 50
     per_sec: float = 4.0
     secs: float = 15.0
@@ -53,26 +62,36 @@ class HostileBenchResult(Struct, frozen=True):
     options: HostileBenchOptions
     quiet: TurnLatency
     crowded: TurnLatency
+    beside_sessions: TurnLatency
     opened: dict[str, int]
 
     @property
     def ratio(self) -> float:
         return self.crowded.p99_ms / self.quiet.p99_ms
 
+    @property
+    def session_ratio(self) -> float:
+        return self.beside_sessions.p99_ms / self.quiet.p99_ms
+
 
 def bench_hostile(state_dir: Path, options: HostileBenchOptions) -> HostileBenchResult:
     """Measure a fresh gateway inside `state_dir`."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as folder,
-        GatewayProcess(Path(folder) / "gateway", **QUIET_SETTINGS) as gateway,
-    ):
-        return uvloop.run(_measure_gateway(gateway.url, gateway.token, options))
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as folder:
+        home = Path(folder) / "gateway"
+        define_hostile_agent(home, options.session_connections)
+        with GatewayProcess(home, **QUIET_SETTINGS) as gateway:
+            try:
+                return uvloop.run(_measure_gateway(gateway, options))
+            finally:
+                # They would outlive their gateway.
+                end_hostile_sessions(gateway)
 
 
 async def _measure_gateway(
-    url: str, token: str, options: HostileBenchOptions
+    gateway: GatewayProcess, options: HostileBenchOptions
 ) -> HostileBenchResult:
+    url, token = gateway.url, gateway.token
     agents = [Agent(f"honest{n}", url=url, token=token) for n in range(options.agents)]
     async with asyncio.TaskGroup() as starting:
         for agent in agents:
@@ -83,10 +102,12 @@ async def _measure_gateway(
         quiet = await _measure_turns(agents, options, options.secs)
         with _start_crowd(url, options) as crowd:
             crowded, opened = await _measure_beside(crowd, agents, options)
+        await asyncio.to_thread(start_hostile_sessions, gateway, options.sessions)
+        beside = await _measure_turns(agents, options, options.secs)
     finally:
         for agent in agents:
             await agent.__aexit__(None, None, None)
-    return HostileBenchResult(describe_machine(), options, quiet, crowded, opened)
+    return HostileBenchResult(describe_machine(), options, quiet, crowded, beside, opened)
 
 
 def _start_crowd(url: str, options: HostileBenchOptions) -> "subprocess.Popen[bytes]":
@@ -147,8 +168,16 @@ def render_result(result: HostileBenchResult) -> RenderableType:
     )
     for heading in ("", "turns", "p50 ms", "p99 ms"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, found in (("quiet", result.quiet), ("crowded", result.crowded)):
+    measured = (
+        ("quiet", result.quiet),
+        ("beside strangers", result.crowded),
+        (f"beside {options.sessions} hostile sessions", result.beside_sessions),
+    )
+    for name, found in measured:
         table.add_row(name, f"{found.turns:,}", f"{found.p50_ms:.1f}", f"{found.p99_ms:.1f}")
     opened = ", ".join(f"{name} {count:,}" for name, count in sorted(result.opened.items()))
-    notes = f"p99 is {result.ratio:.1f} times its quiet value. Connections opened: {opened}."
+    notes = (
+        f"p99 is {result.ratio:.1f} times its quiet value beside strangers, and"
+        f" {result.session_ratio:.1f} times beside sessions. Connections of strangers: {opened}."
+    )
     return Group(table, notes)

@@ -37,15 +37,15 @@ def _next_pause() -> float:
     return _PACE_SECS * random.uniform(0.5, 1.5)
 
 
-async def _wait_for_end(streams: Streams) -> None:
+async def wait_for_end(streams: Streams) -> None:
     while await streams[0].read(65_536):
         pass
 
 
-async def _drip(streams: Streams, start: bytes, piece: bytes) -> None:
+async def drip_pieces(streams: Streams, start: bytes, piece: bytes) -> None:
     """Send a little every second until the gateway ends it."""
     streams[1].write(start)
-    ended = asyncio.ensure_future(_wait_for_end(streams))
+    ended = asyncio.ensure_future(wait_for_end(streams))
     try:
         while not ended.done():
             streams[1].write(piece)
@@ -56,35 +56,40 @@ async def _drip(streams: Streams, start: bytes, piece: bytes) -> None:
         await asyncio.gather(ended, return_exceptions=True)
 
 
-async def _say(streams: Streams, data: bytes) -> None:
+async def say_once(streams: Streams, data: bytes) -> None:
     streams[1].write(data)
     await streams[1].drain()
-    await _wait_for_end(streams)
+    await wait_for_end(streams)
 
 
 BEHAVIOURS: dict[str, Behaviour] = {
-    "idle": _wait_for_end,
-    "slow head": lambda streams: _drip(streams, b"GET / HTTP/1.1\r\n", b"a: b\r\n"),
-    "slow body": lambda streams: _drip(streams, _POST, b" "),
-    "garbage": lambda streams: _say(streams, b"\x16\x03\x01garbage\r\n\r\n" * 20),
-    "wrong token": lambda streams: _drip(streams, b"", _WRONG_TOKEN),
-    "handshake": lambda streams: _say(streams, _HANDSHAKE),
+    "idle": wait_for_end,
+    "slow head": lambda streams: drip_pieces(streams, b"GET / HTTP/1.1\r\n", b"a: b\r\n"),
+    "slow body": lambda streams: drip_pieces(streams, _POST, b" "),
+    "garbage": lambda streams: say_once(streams, b"\x16\x03\x01garbage\r\n\r\n" * 20),
+    "wrong token": lambda streams: drip_pieces(streams, b"", _WRONG_TOKEN),
+    "handshake": lambda streams: say_once(streams, _HANDSHAKE),
 }
 
 
 class HostileCrowd:
     """Keeps `count` connections busy, an equal share of each sort."""
 
-    def __init__(self, url: str, count: int) -> None:
-        parts = urlsplit(url)
-        self._host, self._port = str(parts.hostname), int(parts.port or 80)
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Streams]],
+        count: int,
+        behaviours: dict[str, Behaviour],
+    ) -> None:
+        self._connect = connect
+        self._behaviours = behaviours
         self._count = count
         self._places_opened = 0
         self.opened: Counter[str] = Counter()
         self.is_complete = asyncio.Event()
 
     async def run(self) -> None:
-        names = list(BEHAVIOURS)
+        names = list(self._behaviours)
         each = (self._occupy(names[n % len(names)]) for n in range(self._count))
         await asyncio.gather(*each)
 
@@ -92,13 +97,13 @@ class HostileCrowd:
         is_first = True
         while True:
             with contextlib.suppress(OSError):
-                streams = await asyncio.open_connection(self._host, self._port)
+                streams = await self._connect()
                 self.opened[name] += 1
                 if is_first:
                     self._note_place()
                     is_first = False
                 try:
-                    await BEHAVIOURS[name](streams)
+                    await self._behaviours[name](streams)
                 finally:
                     streams[1].transport.abort()
             await asyncio.sleep(_next_pause())
@@ -111,7 +116,9 @@ class HostileCrowd:
 
 async def crowd_gateway(url: str, count: int, secs: float) -> None:
     """Crowd the gateway for so long, or until SIGTERM."""
-    crowd = HostileCrowd(url, count)
+    parts = urlsplit(url)
+    host, port = str(parts.hostname), int(parts.port or 80)
+    crowd = HostileCrowd(lambda: asyncio.open_connection(host, port), count, BEHAVIOURS)
     work = asyncio.ensure_future(crowd.run())
     announcing = asyncio.ensure_future(_announce(crowd))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)

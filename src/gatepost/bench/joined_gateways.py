@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gatepost.http_calls import HttpCalls
+from gatepost.connect.http_calls import HttpCalls
 from gatepost.testing import GatewayProcess
 
 

@@ -82,7 +82,7 @@ class MailboxBenchResult(Struct, frozen=True):
 
 
 def bench_mailbox(state_dir: Path, options: MailboxBenchOptions) -> MailboxBenchResult:
-    """Run all measurements on a fresh gateway inside `state_dir`, so on the same disk."""
+    """Run all measurements on a fresh gateway inside `state_dir`, and so on its disk."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as folder,

@@ -18,10 +18,10 @@ from gatepost.bench.mailbox import BenchMachine, describe_machine
 from gatepost.bench.takeovers import measure_process_takeovers
 from gatepost.events import NodeKey
 from gatepost.mesh.address_cookie import AddressCookies
-from gatepost.mesh.coordinator import MeshCoordinator
 from gatepost.mesh.datagram_judge import DatagramJudge
 from gatepost.mesh.datagram_signature import NodeKeySigner, append_signature
 from gatepost.mesh.decisions import MeshDecision, SendDatagram
+from gatepost.mesh.engine import MeshEngine
 from gatepost.mesh.members import MeshMember
 from gatepost.mesh.mesh_node import MeshNode
 from gatepost.mesh.mesh_time import MeshTime, MeshTimers
@@ -89,9 +89,9 @@ class BenchNode:
         self.signer = NodeKeySigner(self.key, _ROOM)
         self.cookies = AddressCookies(self.name.encode())
         identity = MeshIdentity(node=self.name, priority=100, may_lead=True)
-        self.coordinator = MeshCoordinator(identity, timers, self.cookies, 0)
+        self.engine = MeshEngine(identity, timers, self.cookies, 0)
         self.judge = DatagramJudge(self.name, self.signer, self.cookies, timers, 0)
-        self.node = MeshNode(self.coordinator, self.judge)
+        self.node = MeshNode(self.engine, self.judge)
 
     @property
     def member(self) -> MeshMember:
@@ -121,7 +121,7 @@ class BenchMesh:
         """Tell these nodes the address of the first one, which tells the rest."""
         for node in nodes:
             if node is not self.nodes[0]:
-                node.coordinator.bootstrap_addresses = (self.nodes[0].address,)
+                node.engine.bootstrap_addresses = (self.nodes[0].address,)
 
     def beat(self) -> None:
         self.now += self.timers.heartbeat_ms
@@ -139,11 +139,11 @@ class BenchMesh:
 
     def is_complete(self) -> bool:
         wanted = len(self.living()) - 1
-        return all(len(list(n.coordinator.peers.living_peers())) >= wanted for n in self.living())
+        return all(len(list(n.engine.peers.living_peers())) >= wanted for n in self.living())
 
     def leader(self) -> str | None:
         """The publisher that all living nodes honour."""
-        found = {node.coordinator.election.publisher for node in self.living()}
+        found = {node.engine.election.publisher for node in self.living()}
         (only,) = found if len(found) == 1 else (None,)
         return None if only in self.dead else only
 
@@ -189,14 +189,16 @@ def _measure_sort(
 def _heartbeat(ann: BenchNode, bob: BenchNode, number: int, spacing_ms: int) -> tuple[bytes, int]:
     steady_ms = number * spacing_ms
     echo = bob.cookies.cookie_for(ann.name, ann.address)
-    beat = Heartbeat(MeshRole.STANDBY, None, (), number % 1000, 100)
+    beat = Heartbeat(
+        role=MeshRole.STANDBY, known_peers=(), intro_point_count=number % 1000, priority=100
+    )
     message = MeshMessage(ann.name, beat, bob.name, "0" * 16, echo)
     text = encode_message(message, _EPOCH_SECS + steady_ms // 1000, number)
     return append_signature(text, ann.signer), steady_ms
 
 
 def _accepted(ann: BenchNode, bob: BenchNode, number: int) -> tuple[bytes, int]:
-    """As fast as the rate limit permits: every one is checked to the end."""
+    """A heartbeat every 25 ms: as fast as the rate limit permits, so each passes all checks."""
     return _heartbeat(ann, bob, number, 25)
 
 
@@ -216,7 +218,11 @@ def _garbage(ann: BenchNode, bob: BenchNode, number: int) -> tuple[bytes, int]:
 
 def _forged(ann: BenchNode, bob: BenchNode, number: int) -> tuple[bytes, int]:
     """In the name of a member, without its key and without its cookie."""
-    message = MeshMessage(ann.name, Heartbeat(MeshRole.PUBLISHER, None, (), 0, 0), bob.name)
+    message = MeshMessage(
+        ann.name,
+        Heartbeat(role=MeshRole.PUBLISHER, known_peers=(), intro_point_count=0, priority=0),
+        bob.name,
+    )
     text = encode_message(message, _EPOCH_SECS, number)
     return text[:-1] + b',"signature":"' + b"A" * 86 + b'=="}', 0
 

@@ -2,7 +2,7 @@
 
 If DuckDB is installed, it runs the bare lifecycle query over the same files for comparison: Spark
 on one machine is not fast. Spark pays off on several machines; the pipeline pays off because the
-second run costs only as much as the new events.
+second run costs only as much as the new events. Other engines make the same tables on request.
 """
 
 import os
@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
@@ -43,6 +43,9 @@ FROM told GROUP BY ALL
 """
 
 
+Engine = Literal["local", "sql"]
+"""`local` is this process with the same kernels, `sql` is Spark SQL alone."""
+
 # A run with one percent more events may take this share of a full run.
 _MORE_SHARE = 0.05
 
@@ -51,6 +54,10 @@ class PipelineBenchOptions(Struct, frozen=True):
     sizes: tuple[int, ...] = (10_000_000, 50_000_000)
     nodes: int = 8
     master: str = "local[*]"
+    # The time that the events span; by default as long as they take at one event a second and node.
+    hours: int | None = None
+    # Engines that make the tables of all events too, after Spark with kernels.
+    engines: tuple[Engine, ...] = ()
 
 
 class TimedRun(Struct, frozen=True):
@@ -79,6 +86,7 @@ class SizeResult(Struct, frozen=True):
     share: float
     allowed_seconds: float
     duckdb_seconds: float | None = None
+    engines: dict[str, TimedRun] = {}
 
 
 class PipelineBenchResult(Struct, frozen=True):
@@ -111,7 +119,9 @@ def measure_size(
     rows = max(1000, events // options.nodes // 400)
     step(f"{events:,} events: writing the archive")
     jobs = os.cpu_count() or 1
-    shape = Synth(events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs)
+    shape = Synth(
+        events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs, hours=options.hours
+    )
     truth = generate_archive(archive, shape)
     kept = hold_back_segments(archive, truth.events // 100, node_keys(shape))
     step(f"{events:,} events: lifecycles and service levels")
@@ -120,14 +130,18 @@ def measure_size(
     full = _time_job(archive, tables, options.master, _run_pipeline)
     restore_manifests(archive, kept)
     step(f"{events:,} events: one percent more")
-    more = _time_more(archive, tables, options.master)
+    more = _time_job(archive, tables, options.master, _run_pipeline)
     if full.events + more.events != truth.events:
         raise BenchFailed(f"{truth.events} events were archived, {full.events + more.events} read")
+    engines: dict[str, TimedRun] = {}
+    for engine in options.engines:
+        step(f"{events:,} events: --engine {engine}")
+        engines[engine] = _time_engine(engine, archive, str(work_dir / engine), options.master)
     step(f"{events:,} events: DuckDB")
     size, duckdb = _parquet_bytes(Path(archive)), _time_duckdb(archive)
     share = more.seconds / full.seconds
     allowed = _MORE_SHARE * full.seconds + full.session_seconds
-    return SizeResult(truth.events, size, levels, full, more, share, allowed, duckdb)
+    return SizeResult(truth.events, size, levels, full, more, share, allowed, duckdb, engines)
 
 
 def _run_pipeline(transport: "Transport", archive: str, tables: str) -> int:
@@ -171,18 +185,25 @@ def _time_job(
     return TimedRun(events, session, seconds, events / seconds, peak[0] // 2**20)
 
 
-def _time_more(archive: str, tables: str, master: str) -> TimedRun:
-    """Time a run as the command does it: without Spark if there are few rows."""
-    from gatepost.pipeline.jobs.pipeline import estimate_rows
-    from gatepost.pipeline.transport import SMALL_ROWS, LocalTransport
+def _time_engine(engine: Engine, archive: str, tables: str, master: str) -> TimedRun:
+    """Time a run that makes all tables with another engine."""
+    from gatepost.pipeline.transport import LocalTransport
 
-    if estimate_rows(archive, tables) > SMALL_ROWS:
-        return _time_job(archive, tables, master, _run_pipeline)
+    if engine == "sql":
+        return _time_job(archive, tables, master, _backfill_with_sql)
     with watch_memory() as peak:
         start = time.perf_counter()
         events = _run_pipeline(LocalTransport(), archive, tables)
         seconds = time.perf_counter() - start
     return TimedRun(events, 0.0, seconds, events / seconds, peak[0] // 2**20)
+
+
+def _backfill_with_sql(transport: "Transport", archive: str, tables: str) -> int:
+    from gatepost.pipeline.jobs.pipeline import backfill_with_sql
+    from gatepost.pipeline.transport import SparkTransport
+
+    assert isinstance(transport, SparkTransport)
+    return backfill_with_sql(transport, archive, tables).events
 
 
 def _parquet_bytes(folder: Path) -> int:
@@ -239,11 +260,13 @@ def render_result(result: PipelineBenchResult) -> RenderableType:
     for size in result.sizes:
         _add_rows(table, size)
     about = result.machine
+    hours = result.options.hours
+    span = f" over {hours} hours" if hours else ""
     return Group(
         table,
         f"Durability: {result.durability}",
         f"Machine: {about.cores} cores, Python {about.python}, {about.system};"
-        f" {result.options.nodes} nodes, Spark on {result.options.master}",
+        f" {result.options.nodes} nodes{span}, Spark on {result.options.master}",
     )
 
 
@@ -252,6 +275,7 @@ def _add_rows(table: Table, size: SizeResult) -> None:
         "lifecycle + SLO": size.levels,
         "full run, all tables": size.full,
         "one percent more": size.more,
+        **{f"all tables, --engine {name}": timed for name, timed in size.engines.items()},
     }
     for name, phase in phases.items():
         figures = (f"{phase.seconds:.1f}", f"{phase.per_sec:,.0f}", f"{phase.session_seconds:.1f}")

@@ -65,6 +65,15 @@ SHAPES: Final = {
 }
 
 
+def shape_named(name: str, nodes: int | None = None, segments: int | None = None) -> ArchiveShape:
+    """The shape with other numbers of nodes and segments, and as many events in each segment."""
+    known = SHAPES[name]
+    per_segment = known.deliveries_per_segment
+    senders = known.senders if nodes is None or known.senders < known.nodes else nodes
+    parts = segments or known.segments
+    return ArchiveShape(nodes or known.nodes, senders, parts, per_segment * senders * parts)
+
+
 class ShapeResult(Struct, frozen=True):
     """`executor_mib` is the most memory of one executor with its Python workers."""
 

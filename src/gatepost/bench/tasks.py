@@ -19,10 +19,11 @@ from rich.table import Table
 
 from gatepost.bench.joined_gateways import join_gateways
 from gatepost.bench.mailbox import QUIET_SETTINGS
+from gatepost.child_process import start_process, wait_for_exit
 from gatepost.client import Agent, AgentTask, Client
 from gatepost.errors import BenchFailed
-from gatepost.task_wire import TaskView
 from gatepost.testing import GatewayProcess
+from gatepost.wire.tasks import TaskView
 
 _SESSION_AGENT, _IDLE_AGENT, _LIVE_AGENT = "bench-session", "bench-idle", "bench-agent"
 _WORK = (
@@ -199,8 +200,8 @@ async def _run_task(client: Client, agent: str, ended: list[TaskView]) -> None:
 
 async def _spawn_bare() -> None:
     # As the command of a session: Linux shares a busy machine's CPU among process sessions.
-    process = await asyncio.create_subprocess_exec(*_COMMAND, start_new_session=True)
-    if await process.wait():
+    process = await start_process(*_COMMAND, start_new_session=True)
+    if await wait_for_exit(process):
         raise BenchFailed("the command of the bench failed")
 
 

@@ -18,6 +18,11 @@ __all__ = ["main"]
 
 
 def main() -> None:
+    # MCP clients start these again and again, and wait for them.
+    from gatepost.mcp.clients.command import is_light, run_light
+
+    if is_light(sys.argv[1:]):
+        sys.exit(run_light(sys.argv[1:]))
     from gatepost.cli.runner import run_command
 
     sys.exit(run_command(sys.argv[1:]))

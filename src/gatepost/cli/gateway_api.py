@@ -1,7 +1,6 @@
 """Finds the gateway a command talks to, and calls its HTTP API."""
 
 import os
-import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,38 +17,57 @@ from gatepost.cli.problems import (
     usage_problem,
 )
 from gatepost.cli.settings import report_unusable_settings
+from gatepost.clock import Clock
 from gatepost.config import default_settings_path, is_loopback, load_settings
-from gatepost.connect_errors import TRUST_ADVICE, explain_connect_error, is_untrusted
-from gatepost.errors import GatepostError, Unauthorized
-from gatepost.events import check_agent_id
-from gatepost.gateway_endpoint import (
+from gatepost.connect.agent_session_file import open_token_file
+from gatepost.connect.connect_errors import TRUST_ADVICE, explain_connect_error, is_untrusted
+from gatepost.connect.gateway_contexts import GatewayContext, GatewayContexts
+from gatepost.connect.gateway_endpoint import (
     ENDPOINT_FILE_NAME,
     TOKEN_FILE_NAME,
+    Target,
     read_endpoint,
-    read_token,
 )
-from gatepost.http_calls import HttpCalls, NotGatewayAnswer, httpx
+from gatepost.connect.http_calls import HttpCalls, NotGatewayAnswer, httpx
+from gatepost.errors import GatepostError, Unauthorized, Unavailable
+from gatepost.events import check_agent_id
 from gatepost.tls import local_context
+from gatepost.wire.frame_types import Op
+from gatepost.wire.gateway_views import Status, StoredBlob
 
 T = TypeVar("T")
 
 _ADDRESS_ADVICE = "write it as http://HOST:PORT"
 _TOKEN_ADVICE = "name its file with --token-file"
+_OPERATIONS, _BLOBS = "/v1/operations", "/v1/blobs"
+_SESSION_CALLS = "/ansible/agent/invoke"
+_SESSION_BLOBS = "/ansible/agent/blobs"
+_SESSION_UPLOADS = "/ansible/agent/uploads"
 
 
 class CliTarget(msgspec.Struct, frozen=True):
-    """A gateway's address, and the file that holds its token."""
+    """A gateway's address, and the file with its token or with an external agent's session."""
 
     url: str
     token_file: Path
     tls_cert: str | None = None
+    context: GatewayContext | None = None
 
-    def read_token(self) -> str:
-        return read_token(self.token_file, _TOKEN_ADVICE)
+    def load_token(self, clock: Clock | None = None) -> Target:
+        """The gateway with the token to use now. A session that ends soon is renewed.
 
-    def tls_verification(self) -> ssl.SSLContext | bool:
-        """httpx's `verify`: a local gateway is trusted by exactly its own certificate."""
-        return True if self.tls_cert is None else local_context(self.tls_cert)
+        A local gateway is trusted by exactly its own certificate, one that gave an invite by the
+        pin in that, and one of a context by the context's pin.
+        """
+        tls = None if self.tls_cert is None else local_context(self.tls_cert)
+        try:
+            if self.context is not None:
+                return self.context.open_target(clock)
+            return open_token_file(self.token_file, self.url, tls, _TOKEN_ADVICE, clock)
+        except Unavailable as error:
+            raise unreachable_problem(error.message) from None
+        except GatepostError as error:
+            raise CommandProblem(error.code, error.message) from None
 
 
 class CliGateway:
@@ -57,7 +75,11 @@ class CliGateway:
 
     def __init__(self, target: CliTarget) -> None:
         self.target = target
-        self._calls = HttpCalls(target.url, target.read_token(), verify=target.tls_verification())
+        loaded = target.load_token()
+        self._is_session = loaded.is_session
+        # The agent of an external agent's session; None for the operator.
+        self.agent = loaded.agent
+        self._calls = HttpCalls(target.url, loaded.token, verify=loaded.tls or True)
 
     @classmethod
     def find(cls, options: GatewayOptions) -> Self:
@@ -82,14 +104,27 @@ class CliGateway:
     def delete(self, path: str, answer: type[T]) -> T:
         return self._call("DELETE", path, answer)
 
-    def upload(self, path: str, pieces: Iterable[bytes], size: int | None, answer: type[T]) -> T:
-        """Stream a body; without a `size` it is sent in chunks."""
+    def perform(self, op: Op, answer: type[T], wait: float = 0.0) -> T:
+        """Do an operation of an agent: as the operator, or as the agent of the session."""
+        path = _SESSION_CALLS if self._is_session else _OPERATIONS
+        return self._call("POST", path, answer, body=op, wait=wait)
+
+    def status(self) -> Status:
+        """The gateway's status; a session asks for it as an operation."""
+        if self._is_session:
+            return self.post(_SESSION_CALLS, {"op": "status"}, Status)
+        return self.get("/v1/status", Status)
+
+    def upload(self, pieces: Iterable[bytes], size: int | None) -> StoredBlob:
+        """Store a large payload; without a `size` it is sent in chunks."""
         headers = {} if size is None else {"content-length": str(size)}
-        return self._call("POST", path, answer, content=pieces, headers=headers)
+        path = _SESSION_UPLOADS if self._is_session else _BLOBS
+        return self._call("POST", path, StoredBlob, content=pieces, headers=headers)
 
     @contextmanager
-    def download(self, path: str) -> Iterator[Iterator[bytes]]:
-        """Stream the body of an answer."""
+    def download(self, digest: str) -> Iterator[Iterator[bytes]]:
+        """Stream a payload that is stored as a blob."""
+        path = f"{_SESSION_BLOBS if self._is_session else _BLOBS}/{digest}"
         with self._report_errors(), self._calls.download(path) as pieces:
             yield pieces
 
@@ -125,6 +160,12 @@ class CliGateway:
         # Other codes with this status concern a token that was an argument of the command.
         if type(error) is not Unauthorized:
             return CommandProblem(error.code, error.message)
+        if self._is_session:
+            return CommandProblem(
+                error.code,
+                f"{self.target.token_file} holds the session of an external agent, and this command"
+                " needs the token of the operator",
+            )
         return CommandProblem(
             error.code,
             f"the gateway at {self.target.url} refused the token in {self.target.token_file}:"
@@ -152,6 +193,8 @@ def quote_segment(text: str) -> str:
 
 def locate_gateway(options: GatewayOptions, env: Mapping[str, str]) -> CliTarget:
     """Find the gateway: options win over the environment, which wins over the state directory."""
+    if (context := _find_context(options, env)) is not None:
+        return CliTarget(context.url, context.token_file, context=context)
     chosen = options.state_dir
     home = chosen.absolute() if chosen else default_settings_path(env).parent
     url = options.url or (None if chosen else env.get("GATEPOST_URL"))
@@ -166,6 +209,29 @@ def locate_gateway(options: GatewayOptions, env: Mapping[str, str]) -> CliTarget
             f"{url} is not on this machine: name the file with its token: --token-file FILE"
         )
     return CliTarget(url.rstrip("/"), token_file or home / TOKEN_FILE_NAME)
+
+
+def choose_context_name(options: GatewayOptions, env: Mapping[str, str]) -> str | None:
+    """The context that an option, the environment or `gatepost context use` names."""
+    others = (options.state_dir, options.url, options.token_file)
+    is_elsewhere = any(other is not None for other in others)
+    if options.context is not None and is_elsewhere:
+        raise usage_problem(
+            "--context names the gateway and its token: give it without --url, --state-dir and"
+            " --token-file"
+        )
+    if is_elsewhere:
+        return None
+    if name := options.context or env.get("GATEPOST_CONTEXT"):
+        return name
+    with report_unusable_settings():
+        return None if env.get("GATEPOST_URL") else GatewayContexts(env).current()
+
+
+def _find_context(options: GatewayOptions, env: Mapping[str, str]) -> GatewayContext | None:
+    name = choose_context_name(options, env)
+    with report_unusable_settings():
+        return None if name is None else GatewayContexts(env).find(name)
 
 
 def _token_file_from_env(options: GatewayOptions, env: Mapping[str, str]) -> Path | None:
@@ -186,7 +252,7 @@ def _announced_target(home: Path, token_file: Path) -> CliTarget:
     if not (home / ENDPOINT_FILE_NAME).exists():
         raise unreachable_problem(
             f"no gateway runs on {home}: start one with `gatepost up`,"
-            " or name another with --state-dir or --url"
+            " or name another with --state-dir, --url or --context"
         )
     try:
         endpoint = read_endpoint(home)

@@ -15,7 +15,7 @@ from gatepost.cli import output
 from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import GatewayOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
-from gatepost.wire import Count, Failure
+from gatepost.wire.operations import Count, Failure
 
 Letter = TypeVar("Letter")
 

@@ -7,10 +7,13 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from gatepost.cli import output
-from gatepost.cli.gateway_api import CliGateway, quote_segment
+from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.problems import CommandProblem, ExitCode
-from gatepost.wire import Sent, WaitGoal
+from gatepost.durations import format_duration
+from gatepost.wire.operations import Await, Awaited, Sent, WaitGoal
 
+# Long enough for the retries of a turn that fails: they begin 5, 15 and 35 s after the first.
+DEFAULT_WAIT_SECS = 60.0
 _POLL_SECS = 30.0
 
 
@@ -19,11 +22,18 @@ def wait_until_reached(gateway: CliGateway, sent: Sent, goal: WaitGoal, deadline
     if sent.copies:
         sent.copies = [wait_until_reached(gateway, copy, goal, deadline) for copy in sent.copies]
         return sent
-    to_agent, path = sent.to_agent, f"/v1/messages/{quote_segment(sent.event_id)}"
+    advice = f"the message goes on: `gatepost await {sent.event_id}` waits for its outcome"
+    with output.explain_interrupt(advice):
+        return _wait_for_copy(gateway, sent, goal, deadline)
+
+
+def _wait_for_copy(gateway: CliGateway, sent: Sent, goal: WaitGoal, deadline: float) -> Sent:
+    to_agent, id = sent.to_agent, sent.event_id
     while not sent.has_reached(goal) and (left := deadline - time.monotonic()) > 0:
         wait = min(left, _POLL_SECS)
         try:
-            sent = gateway.get(path, Sent, wait=wait, wait_secs=wait, until=goal)
+            op = Await(event_id=id, wait_secs=wait, until=goal)
+            sent = gateway.perform(op, Awaited, wait).result
         except CommandProblem as problem:
             if problem.exit is not ExitCode.UNREACHABLE:
                 raise
@@ -37,7 +47,7 @@ def load_replies(gateway: CliGateway, sent: Sent) -> None:
     for copy in sent.copies or [sent]:
         if copy.reply_ref is None:
             continue
-        with gateway.download(f"/v1/blobs/{copy.reply_ref}") as pieces:
+        with gateway.download(copy.reply_ref) as pieces:
             content = b"".join(pieces)
         with suppress(msgspec.DecodeError):
             copy.reply = msgspec.json.decode(content, type=Raw)
@@ -68,7 +78,7 @@ def describe_sent(sent: Sent) -> str:
 
 
 def _duration_text(start: int, end: int) -> str:
-    return f" after {output.format_duration(max(0, end - start) / 1000)}"
+    return f" after {format_duration(max(0, end - start) / 1000)}"
 
 
 def check_outcome(sent: Sent, wait: WaitGoal | None, timeout: float) -> None:
@@ -81,7 +91,7 @@ def check_outcome(sent: Sent, wait: WaitGoal | None, timeout: float) -> None:
     if not sent.has_reached(wait or "processed"):
         raise CommandProblem(
             "deadline_exceeded",
-            f"not {wait} within {output.format_duration(timeout)}; the gateway keeps trying, see"
+            f"not {wait} within {format_duration(timeout)}; the gateway keeps trying, see"
             f" `gatepost trace {sent.event_id}`",
         )
     raise CommandProblem(

@@ -31,7 +31,7 @@ class GatewayOptions(OutputOptions):
     """Options for the output of a command and for the gateway it talks to.
 
     An option wins over all environment variables: `--state-dir` alone selects the gateway of that
-    directory even if GATEPOST_URL is set.
+    directory even if GATEPOST_URL is set. GATEPOST_CONTEXT wins over the other variables.
     """
 
     state_dir: Path | None = None
@@ -40,6 +40,8 @@ class GatewayOptions(OutputOptions):
     "Address of the gateway. Default: $GATEPOST_URL, else the one running on the state directory."
     token_file: Path | None = None
     "File that holds the token. Default: $GATEPOST_TOKEN_FILE, else `token` in the state directory."
+    context: str | None = None
+    "Gateway and token that `gatepost context add` named. Default: $GATEPOST_CONTEXT."
 
     def find_gateway(self) -> "CliGateway":
         """The selected gateway; nothing has been sent to it yet."""
@@ -54,7 +56,7 @@ DEFAULT_OPTIONS = GatewayOptions()
 
 def complete_agent_names(_: "CompletionContext") -> list[str]:
     """Shell completion of agent names."""
-    from gatepost.wire import AgentInfo
+    from gatepost.wire.gateway_views import AgentInfo
 
     with DEFAULT_OPTIONS.find_gateway() as gateway:
         return [agent.id for agent in gateway.get("/v1/agents", list[AgentInfo])]

@@ -4,18 +4,19 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 
 import msgspec
 
 from gatepost.cli.options import OutputOptions
 from gatepost.cli.problems import usage_problem
+from gatepost.durations import format_duration
 
 _CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _COLUMN_GAP = 2
 _MIN_SENTENCE_WIDTH = 12
-_TIME_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def print_result(options: OutputOptions, document: object, human: Callable[[], None]) -> None:
@@ -41,10 +42,26 @@ def print_line(text: str, style: str = "") -> None:
     )
 
 
+def print_problems(problems: Iterable[str]) -> None:
+    """Print what an operator has to act on, before everything else."""
+    for problem in problems:
+        print_line(f"PROBLEM: {problem}", "bold red")
+
+
 def print_hint(text: str) -> None:
     """Print advice on standard error, only if it is a terminal."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr)
+
+
+@contextmanager
+def explain_interrupt(advice: str) -> Iterator[None]:
+    """Print the advice if Ctrl-C ends the block: what it waits for goes on without it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\ngatepost: {advice}", file=sys.stderr)
+        raise
 
 
 def print_warning(text: str) -> None:
@@ -62,6 +79,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         _draw_table(columns, cells, widths, numbers)
     else:
         _print_rows_as_blocks(columns, cells)
+
+
+def print_messages(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], subjects: Sequence[str | None]
+) -> None:
+    """Print a table of messages, with a column of their subjects if there are any."""
+    if any(subjects):
+        columns = (*columns, "Subject")
+        rows = [(*row, subject or "") for row, subject in zip(rows, subjects, strict=True)]
+    print_table(columns, rows)
 
 
 def _column_widths(lines: Sequence[Sequence[str]], available: int) -> list[int] | None:
@@ -135,16 +162,6 @@ def format_size(count: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-
-
-def format_duration(seconds: float) -> str:
-    """A duration with two figures: `340 ms`, `12 s`, `3.5 min`, `5 h`."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    secs, unit = next((s, unit) for s, unit in _TIME_UNITS if seconds >= s)
-    amount = seconds / secs
-    exact = seconds % secs == 0 or amount >= 9.95
-    return f"{amount:.0f} {unit}" if exact else f"{amount:.1f} {unit}"
 
 
 def format_age(at_ms: int) -> str:

@@ -9,7 +9,6 @@ from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.options import GatewayOptions
 from gatepost.cli.problems import usage_problem
 from gatepost.cli.progress_bar import ProgressBar
-from gatepost.wire import StoredBlob
 
 _PIECE_BYTES = 256 * 1024
 
@@ -42,4 +41,4 @@ def _read_pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _upload_pieces(gateway: CliGateway, pieces: Iterator[bytes], length: int | None) -> str:
-    return gateway.upload("/v1/blobs", pieces, length, StoredBlob).digest
+    return gateway.upload(pieces, length).digest

@@ -1,17 +1,7 @@
 """How `gatepost status` and `gatepost nodes` put the state of another gateway into words."""
 
 from gatepost.cli import output
-from gatepost.wire import PeerStatus
-
-
-def reach_text(peer: PeerStatus) -> str:
-    if peer.linked:
-        return "directly"
-    return "not reached" if peer.relay is None else f"relayed via {peer.relay}"
-
-
-def heard_text(peer: PeerStatus) -> str:
-    return "never" if not peer.last_heard_at else output.format_ago(peer.last_heard_at)
+from gatepost.wire.gateway_views import PeerStatus
 
 
 def waiting_text(peer: PeerStatus) -> str:
@@ -20,5 +10,5 @@ def waiting_text(peer: PeerStatus) -> str:
         return ""
     since = "" if peer.waiting_since is None else f" for {output.format_age(peer.waiting_since)}"
     waiting = f"{output.format_count(peer.waiting, 'message')}{since}" if peer.waiting else ""
-    accepted = f"{peer.accepted} in work there" if peer.accepted else ""
+    accepted = f"{peer.accepted} accepted there, not processed yet" if peer.accepted else ""
     return ", ".join(filter(None, (waiting, accepted)))

@@ -10,7 +10,7 @@ from gatepost.cli.app import app, use_docstring_help
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.errors import GatepostError, InvalidRequest
 
-_OPTIONS_WITH_VALUE = ("--state-dir", "--url", "--token-file")
+_OPTIONS_WITH_VALUE = ("--state-dir", "--url", "--token-file", "--context")
 
 
 def run_command(arguments: list[str]) -> int:

@@ -5,16 +5,18 @@ Spark is imported when a session is opened, so that commands without one start f
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
+from gatepost.cli import output
 from gatepost.cli.options import OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.settings import load_settings
@@ -23,6 +25,7 @@ from gatepost.errors import PipelineMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from gatepost.pipeline.engine_use import EngineUse, SparkUse
     from gatepost.pipeline.objectives import Objectives
     from gatepost.pipeline.transport import Transport
 
@@ -60,6 +63,8 @@ class JobLocations:
     "TOML file with objectives that differ from the defaults. The tables remember it."
     conf: tuple[str, ...] = ()
     "A setting of Spark, such as spark.ui.enabled=true. May be repeated."
+    engine: Literal["spark", "local", "sql"] = "spark"
+    "spark; local: this process, without Spark, for trials; sql: Spark SQL alone, for backfill."
     state_dir: Path | None = None
     "State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost."
 
@@ -95,11 +100,17 @@ DEFAULT_LOCATIONS = JobLocations()
 
 
 class JobRunner:
-    """Runs the jobs of one command: in this process, or with Spark."""
+    """Runs the jobs of one command: with Spark, or in this process."""
 
-    def __init__(self, transport: "Transport", spark: "SparkSession | None") -> None:
+    def __init__(
+        self,
+        transport: "Transport",
+        spark: "SparkSession | None" = None,
+        use: "SparkUse | None" = None,
+    ) -> None:
         self._transport = transport
         self._spark = spark
+        self._use = use
 
     def call(self, job: "Callable[[Transport], Result]") -> Result:
         from gatepost.pipeline.job_errors import wrap_job_errors
@@ -110,39 +121,45 @@ class JobRunner:
 
         return call_job() if self._spark is None else run_in_thread(self._spark, call_job)
 
+    def engine_use(self) -> "EngineUse":
+        """What the jobs ran on so far; only while the session lasts."""
+        from gatepost.pipeline.engine_use import EngineUse
 
-def stored_rows(tables: str) -> int:
-    """The number of deliveries in the tables."""
-    from gatepost.pipeline.small_tables import count_rows
-    from gatepost.pipeline.tables.schemas import DELIVERIES
-
-    return count_rows(tables, DELIVERIES)
+        if self._use is None:
+            return EngineUse("local", self._transport.input_rows)
+        return self._use.measure()
 
 
 @contextmanager
 def open_runner(
-    places: JobLocations, options: OutputOptions, label: str, count_rows: "Callable[[], int]"
+    places: JobLocations, options: OutputOptions, label: str, *, sql: bool = False
 ) -> "Iterator[JobRunner]":
-    """A runner for jobs over about `count_rows()` rows. Few rows need no Spark.
+    """A runner for the jobs of a command, on the engine that the user chose.
 
-    If the user asks for a Spark of their own, that one is used, however few rows there are.
+    `sql`: whether these jobs know the engine of that name.
     """
+    if places.engine == "sql" and not sql:
+        raise usage_problem("--engine sql is for backfill alone")
     with require_pipeline():
-        from gatepost.pipeline.session import is_submitted, require_spark
+        from gatepost.pipeline.session import require_spark
 
         require_spark()
-        from gatepost.pipeline.job_errors import wrap_job_errors
-        from gatepost.pipeline.transport import SMALL_ROWS, LocalTransport, SparkTransport
-    asked = places.master is not None or bool(places.conf) or is_submitted()
-    if not asked:
-        with wrap_job_errors():
-            rows = count_rows()
-        if rows <= SMALL_ROWS:
-            yield JobRunner(LocalTransport(), None)
-            return
-    settings = places.spark_settings()
+        from gatepost.pipeline.engine_use import SparkUse
+        from gatepost.pipeline.transport import LocalTransport, SparkTransport
+    if places.engine == "local":
+        if places.master is not None or places.conf:
+            raise usage_problem("--engine local has no Spark: leave --master and --conf out")
+        yield JobRunner(LocalTransport())
+        return
+    settings, started = places.spark_settings(), time.monotonic()
     with open_spark(places.master, options, label, brief=True, conf=settings) as spark:
-        yield JobRunner(SparkTransport(spark), spark)
+        transport = SparkTransport(spark)
+        yield JobRunner(transport, spark, SparkUse(transport, time.monotonic() - started))
+
+
+def print_engine(use: "EngineUse") -> None:
+    """The last line of a job's summary: what ran where."""
+    output.print_line(use.describe(), "dim")
 
 
 @contextmanager

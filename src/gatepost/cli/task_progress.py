@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from gatepost.cli.options import OutputOptions
-from gatepost.cli.output import escape_control_chars, format_duration
-from gatepost.task_wire import TaskView
+from gatepost.cli.output import escape_control_chars
+from gatepost.durations import format_duration
+from gatepost.wire.tasks import TaskView
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -26,18 +27,23 @@ class TaskProgress:
             from rich import progress
             from rich.console import Console
 
-            self._bar = self._stack.enter_context(
-                progress.Progress(
-                    progress.SpinnerColumn(),
-                    progress.RenderableColumn(self),
-                    progress.BarColumn(),
-                    progress.TaskProgressColumn(),
-                    progress.TimeElapsedColumn(),
-                    console=Console(stderr=True),
-                    transient=True,
-                )
+            self._bar = progress.Progress(
+                progress.SpinnerColumn(),
+                progress.RenderableColumn(self),
+                progress.BarColumn(),
+                progress.TaskProgressColumn(),
+                progress.TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
             )
             self._line = self._bar.add_task("", total=1.0)
+            # Before it draws: Ctrl-C may come with the first line.
+            self._stack.callback(self._bar.stop)
+            try:
+                self._bar.start()
+            except BaseException:
+                self._stack.close()
+                raise
         return self
 
     def __rich__(self) -> "Text":
@@ -58,6 +64,8 @@ class TaskProgress:
 def describe_progress(task: TaskView, now: float) -> str:
     """The state of a task in a few words: its status, its ETA and its last note."""
     parts = [f"{task.agent_name} {task.status}"]
+    if task.unknown_until is not None:
+        parts = [f"{task.agent_name} unknown, waiting for {task.executor_node}"]
     if task.eta_at is not None and not task.has_ended:
         left = task.eta_at / 1000 - now
         parts.append(f"ETA {format_duration(left)}" if left > 0 else "late")

@@ -12,15 +12,17 @@ agent.run()
 """
 
 from gatepost.client._agents.agent import Agent
-from gatepost.client._agents.failure_reason import Reject
+from gatepost.client._agents.failure_reason import Reject, Retry
 from gatepost.client._client import Client
 from gatepost.client._gateway_locator import locator
 from gatepost.client._message import Message
+from gatepost.client._send_options import SendOptions
 from gatepost.client._sync_client import SyncClient
 from gatepost.client._task import AgentTask
-from gatepost.gateway_endpoint import Target
-from gatepost.task_wire import TaskView
-from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Sent, Status, Summary
+from gatepost.connect.gateway_endpoint import Target
+from gatepost.wire.gateway_views import Status
+from gatepost.wire.operations import DeadLetter, EnqueueAck, EventInfo, Sent, Summary
+from gatepost.wire.tasks import TaskView
 
 __all__ = [
     "Agent",
@@ -31,6 +33,8 @@ __all__ = [
     "EventInfo",
     "Message",
     "Reject",
+    "Retry",
+    "SendOptions",
     "Sent",
     "Status",
     "Summary",

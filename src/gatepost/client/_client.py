@@ -2,33 +2,26 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal, Unpack
 
 import msgspec
 from msgspec import UnsetType
 
-from gatepost import wire
 from gatepost.client._encoding import (
-    Moment,
     check_encodable,
     decode_json,
     encode_payload,
     fits_frame,
-    to_epoch_secs,
-    unset_if_none,
 )
 from gatepost.client._http_client import read_pieces
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
+from gatepost.client._send_options import PayloadFile, SendOptions, apply_options
 from gatepost.client._task import TaskClient
 from gatepost.errors import DeadlineExceeded, InvalidRequest, TurnFailed
-from gatepost.events import Order
-from gatepost.wire import NewSend, Sent, WaitGoal
+from gatepost.wire.operations import Await, Awaited, NewSend, Sent, WaitGoal
 
 _MAX_AWAIT_SECS = 30.0
 _EVERYBODY: Literal["*"] = "*"
-
-PayloadFile = Path | str | IO[bytes]
 
 
 class Client(TaskClient):
@@ -46,15 +39,7 @@ class Client(TaskClient):
         *,
         from_: str | None = None,
         wait: WaitGoal | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        payload_file: PayloadFile | None = None,
-        idempotency_key: str | None = None,
-        corr_id: str | None = None,
-        ttl_secs: float | None = None,
-        order: Order | None = None,
-        not_before: Moment | None = None,
-        max_retries: int | None = None,
-        traceparent: str | None = None,
+        **options: Unpack[SendOptions],
     ) -> Sent:
         """Send a message that is tracked until its turn has ended.
 
@@ -62,21 +47,14 @@ class Client(TaskClient):
         has accepted it or its turn has ended, or once it was given up (see `outcome` and `reason`).
         With `wait="processed"`, `reply` is the receiver's reply, of any size.
         With several receivers, `copies` has one entry per receiver; an entry that could not be
-        sent has an `error`. `order="none"` lets the message wait for no other of this sender; the
-        turn begins at `not_before` or later, by the clock of the receiver's gateway.
+        sent has an `error`. SendOptions has the keyword arguments.
         """
         new = NewSend(
             from_agent=self._drafts.resolve_sender(from_),
             event_id=self._drafts.next_id(),
-            corr_id=unset_if_none(corr_id),
-            idempotency_key=unset_if_none(idempotency_key),
-            ttl_secs=unset_if_none(ttl_secs),
-            order=unset_if_none(order),
-            not_before=to_epoch_secs(not_before),
-            max_retries=unset_if_none(max_retries),
-            traceparent=unset_if_none(traceparent),
             replies="caller" if wait == "processed" else "mailbox",
         )
+        apply_options(new, options)
         if to == _EVERYBODY:
             new.to_agents = _EVERYBODY
         elif isinstance(to, str):
@@ -84,8 +62,8 @@ class Client(TaskClient):
         else:
             new.to_agents = list(to)
         check_encodable(new)
-        deadline = self._loop.time() + timeout
-        await self._attach_payload(new, payload, payload_file, deadline)
+        deadline = self._loop.time() + options.get("timeout", DEFAULT_TIMEOUT)
+        await self._attach_payload(new, payload, options.get("payload_file"), deadline)
         sent = await self._wait_until_reached(
             await self._submit_send(new, deadline), wait, deadline
         )
@@ -112,32 +90,10 @@ class Client(TaskClient):
         *,
         from_: str | None = None,
         wait: WaitGoal | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        payload_file: PayloadFile | None = None,
-        idempotency_key: str | None = None,
-        corr_id: str | None = None,
-        ttl_secs: float | None = None,
-        order: Order | None = None,
-        not_before: Moment | None = None,
-        max_retries: int | None = None,
-        traceparent: str | None = None,
+        **options: Unpack[SendOptions],
     ) -> Sent:
         """Send a message to every agent of the room except the sender; see `copies`."""
-        return await self.send(
-            _EVERYBODY,
-            payload,
-            from_=from_,
-            wait=wait,
-            timeout=timeout,
-            payload_file=payload_file,
-            idempotency_key=idempotency_key,
-            corr_id=corr_id,
-            ttl_secs=ttl_secs,
-            order=order,
-            not_before=not_before,
-            max_retries=max_retries,
-            traceparent=traceparent,
-        )
+        return await self.send(_EVERYBODY, payload, from_=from_, wait=wait, **options)
 
     async def request(
         self,
@@ -145,30 +101,10 @@ class Client(TaskClient):
         payload: Any = None,
         *,
         from_: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        payload_file: PayloadFile | None = None,
-        idempotency_key: str | None = None,
-        corr_id: str | None = None,
-        ttl_secs: float | None = None,
-        order: Order | None = None,
-        max_retries: int | None = None,
-        traceparent: str | None = None,
+        **options: Unpack[SendOptions],
     ) -> Any:
         """Send a message and return the receiver's reply; raises TurnFailed if the turn failed."""
-        sent = await self.send(
-            to,
-            payload,
-            from_=from_,
-            wait="processed",
-            timeout=timeout,
-            payload_file=payload_file,
-            idempotency_key=idempotency_key,
-            corr_id=corr_id,
-            ttl_secs=ttl_secs,
-            order=order,
-            max_retries=max_retries,
-            traceparent=traceparent,
-        )
+        sent = await self.send(to, payload, from_=from_, wait="processed", **options)
         if sent.outcome != "ok":
             why = f": {sent.reason}" if sent.reason else ""
             raise TurnFailed(
@@ -235,9 +171,9 @@ class Client(TaskClient):
         async with self._long_waits.hold(deadline):
             left = deadline - self._loop.time()
             wait = max(0.0, min(left, _MAX_AWAIT_SECS))
-            op = wire.Await(event_id=event_id, wait_secs=wait, until=until)
+            op = Await(event_id=event_id, wait_secs=wait, until=until)
             try:
-                answer: wire.Awaited = await self._request_answer(op, deadline + 0.1)
+                answer: Awaited = await self._request_answer(op, deadline + 0.1)
             except DeadlineExceeded:
                 raise _not_reached_error(event_id, until) from None
         if not answer.result.has_reached(until) and self._loop.time() >= deadline:

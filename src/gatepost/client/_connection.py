@@ -9,13 +9,42 @@ import msgspec
 
 from gatepost.client._frame_socket import FrameSocket
 from gatepost.client._operation_queue import OperationQueue
-from gatepost.client._operations import Future, UnslottedOperation
+from gatepost.client._operations import Future, PendingOperation, UnslottedOperation
 from gatepost.client._reconnecting_socket import ReconnectingSocket
-from gatepost.client._subscription import ClientSubscription
 from gatepost.clock import Clock
+from gatepost.connect.gateway_endpoint import LocateGateway
 from gatepost.errors import InvalidRequest
-from gatepost.gateway_endpoint import LocateGateway
-from gatepost.wire import AnyAnswer, Deliver, LeasedMessage
+from gatepost.wire.operations import AnyAnswer, Deliver, LeasedMessage, Subscribe, Unsubscribe
+
+
+class ClientSubscription:
+    """`subscribing` and `unsubscribing` are unanswered operations of the current connection."""
+
+    def __init__(
+        self,
+        mailbox: str,
+        credit: int,
+        consumer: str,
+        deliver: Callable[[list[LeasedMessage]], None],
+        resumed: Callable[[], None] | None,
+    ) -> None:
+        self.mailbox = mailbox
+        self.credit = credit
+        self.consumer = consumer
+        self.deliver = deliver
+        self.resumed = resumed
+        self.subscribing: PendingOperation | None = None
+        self.unsubscribing: PendingOperation | None = None
+
+    def subscribe_op(self) -> Subscribe:
+        return Subscribe(mailbox=self.mailbox, credit=self.credit, consumer=self.consumer)
+
+    def unsubscribe_op(self) -> Unsubscribe:
+        return Unsubscribe(mailbox=self.mailbox)
+
+    def pending_operations(self) -> list[PendingOperation]:
+        return [each for each in (self.subscribing, self.unsubscribing) if each is not None]
+
 
 log = logging.getLogger("gatepost.client")
 

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gatepost.errors import InvalidRequest
-from gatepost.task_wire import NewTask, TaskReport
-from gatepost.wire import NewMessage, NewSend
+from gatepost.wire.operations import NewMessage, NewSend
+from gatepost.wire.tasks import NewTask, TaskReport
 
 T = TypeVar("T")
 

@@ -15,10 +15,10 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
-from gatepost.connect_errors import TRUST_ADVICE, explain_connect_error
+from gatepost.connect.connect_errors import TRUST_ADVICE, explain_connect_error
+from gatepost.connect.gateway_endpoint import Target
 from gatepost.errors import GatepostError, InvalidRequest, Unavailable
-from gatepost.gateway_endpoint import Target
-from gatepost.wire import decode_failure
+from gatepost.wire.operations import decode_failure
 
 # The gateway keeps its frames near 512 KiB, but a page of dead letters may be larger.
 _MAX_FRAME_BYTES = 128 * 1024 * 1024

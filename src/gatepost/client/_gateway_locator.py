@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gatepost.config import load_settings
+from gatepost.connect.agent_session_file import open_token_file
+from gatepost.connect.gateway_contexts import GatewayContexts
+from gatepost.connect.gateway_endpoint import TOKEN_FILE_NAME, LocateGateway, Target, read_endpoint
 from gatepost.errors import ConfigError
-from gatepost.gateway_endpoint import (
-    TOKEN_FILE_NAME,
-    LocateGateway,
-    Target,
-    read_endpoint,
-    read_token,
-)
-from gatepost.session_file import SessionFile, holds_session
 from gatepost.tls import local_context
 
 _SCHEMES = ("http://", "https://")
@@ -26,15 +21,26 @@ def locator(
     url: str | None = None,
     token: str | None = None,
     env: Mapping[str, str] | None = None,
+    *,
+    token_file: Path | str | None = None,
+    context: str | None = None,
 ) -> LocateGateway:
     """Returns a function that finds the gateway anew at each call: its port may change on restart.
 
-    Arguments win over GATEPOST_URL and GATEPOST_TOKEN_FILE. Those win over the state directory
-    (GATEPOST_HOME or ~/.gatepost), where a running gateway writes its address and token. A token
-    file may also hold the invite or the session of an external agent, which is kept fresh there.
+    Arguments win over the environment: GATEPOST_CONTEXT, which names a context of `gatepost context
+    add`, or GATEPOST_URL and GATEPOST_TOKEN_FILE. Those win over the state directory (GATEPOST_HOME
+    or ~/.gatepost), where a running gateway writes its address and token. A token file may also
+    hold the invite or the session of an external agent, which is kept fresh there.
     """
     env = os.environ if env is None else env
     folder = None if state_dir is None else Path(state_dir).expanduser()
+    is_elsewhere = any(each is not None for each in (state_dir, url, token, token_file))
+    if context is not None and is_elsewhere:
+        raise ConfigError("a context names the gateway and its token: give nothing else")
+    if not is_elsewhere:
+        context = context or env.get("GATEPOST_CONTEXT") or None
+    if context is not None:
+        return GatewayContexts(env).find(context).open_target
     if url is None and folder is None:
         url = env.get("GATEPOST_URL") or None
     if url is not None and not url.startswith(_SCHEMES):
@@ -45,11 +51,9 @@ def locator(
         address, tls = _find_address(home, url)
         if token:
             return Target(address, token, tls)
-        named = env.get("GATEPOST_TOKEN_FILE") if folder is None else None
+        named = token_file or (env.get("GATEPOST_TOKEN_FILE") if folder is None else None)
         file = Path(named).expanduser() if named else home / TOKEN_FILE_NAME
-        if holds_session(file):
-            return SessionFile(file, address, tls).current_target()
-        return Target(address, read_token(file, _TOKEN_ADVICE), tls)
+        return open_token_file(file, address, tls, _TOKEN_ADVICE)
 
     return locate
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from gatepost.gateway_endpoint import LocateGateway
-from gatepost.wire import Status, StoredBlob
+from gatepost.connect.gateway_endpoint import LocateGateway
+from gatepost.wire.gateway_views import Status, StoredBlob
 
 if TYPE_CHECKING:
-    from gatepost.http_calls import AsyncHttpCalls
+    from gatepost.connect.http_calls import AsyncHttpCalls
 
 _SESSION_CALLS = "/ansible/agent/invoke"
 _SESSION_BLOBS = "/ansible/agent/blobs"
@@ -27,7 +27,7 @@ class ClientHttp:
 
     @property
     def _calls(self) -> "AsyncHttpCalls":
-        from gatepost.http_calls import AsyncHttpCalls
+        from gatepost.connect.http_calls import AsyncHttpCalls
 
         if self._opened is None:
             self._opened = AsyncHttpCalls(self._locate)

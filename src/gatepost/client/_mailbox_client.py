@@ -1,13 +1,12 @@
 """The asynchronous client of the mailbox protocol."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from msgspec import Raw
 
-from gatepost import wire
 from gatepost.client._connection import ClientConnection
 from gatepost.client._encoding import (
     MAX_FRAME_BYTES,
@@ -23,6 +22,7 @@ from gatepost.client._message import Message
 from gatepost.client._message_drafts import MessageDrafts
 from gatepost.client._operation_slots import LongWaitSlots
 from gatepost.clock import Clock, SystemClock
+from gatepost.connect.gateway_endpoint import LocateGateway
 from gatepost.errors import (
     DeadlineExceeded,
     GatepostError,
@@ -30,14 +30,28 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.events import EventIdGenerator, Order, check_agent_id
-from gatepost.gateway_endpoint import LocateGateway
-from gatepost.wire import (
+from gatepost.wire.frame_types import Op
+from gatepost.wire.gateway_views import Status
+from gatepost.wire.operations import (
+    Ack,
+    Count,
     DeadLetter,
+    DeadLetters,
+    Dequeue,
     EnqueueAck,
+    Extend,
     Failure,
-    Op,
+    LeasedMessage,
+    Messages,
+    Nack,
+    Peek,
+    PeekDeadLetter,
+    Purge,
+    PurgeDeadLetter,
+    Register,
     Settled,
-    Status,
+    StatedSkill,
+    Summaries,
     Summary,
 )
 
@@ -54,12 +68,16 @@ class MailboxClient:
         state_dir: Path | str | None = None,
         url: str | None = None,
         token: str | None = None,
+        token_file: Path | str | None = None,
+        context: str | None = None,
         max_outstanding: int = 10_000,
         clock: Clock | None = None,
     ) -> None:
         self.name = None if name is None else check_agent_id(name)
         self._clock = clock or SystemClock()
-        self._locate: LocateGateway = locator(state_dir, url, token)
+        self._locate: LocateGateway = locator(
+            state_dir, url, token, token_file=token_file, context=context
+        )
         self._http = ClientHttp(self._locate)
         self._connection = ClientConnection(
             self._locate, self._clock, max_outstanding=max_outstanding
@@ -162,12 +180,12 @@ class MailboxClient:
 
         The same `consumer` gets the same messages again until it has settled them.
         """
-        op = wire.Dequeue(mailbox=mailbox, limit=limit, wait_secs=wait_secs)
+        op = Dequeue(mailbox=mailbox, limit=limit, wait_secs=wait_secs)
         # With a consumer name of its own, a repeated dequeue gets the messages it got before.
         op.consumer = self._clock.random(8).hex() if consumer is None else consumer
         deadline = self._loop.time() + wait_secs + timeout
         async with self._long_waits.hold(deadline):
-            answer: wire.Messages = await self._request_answer(op, deadline)
+            answer: Messages = await self._request_answer(op, deadline)
         return [Message(message, self._http.download) for message in answer.messages]
 
     def ack(
@@ -203,7 +221,7 @@ class MailboxClient:
         self, mailbox: str, msg_id: str, *, timeout: float = DEFAULT_TIMEOUT
     ) -> None:
         """Ack a leased message by its id, whichever consumer holds it."""
-        op = wire.Ack(mailbox=mailbox, msg_ids=[msg_id])
+        op = Ack(mailbox=mailbox, msg_ids=[msg_id])
         await self._operations.settle(op, self._loop.time() + timeout)
 
     def nack(
@@ -220,7 +238,7 @@ class MailboxClient:
         Without `retry` it becomes a dead letter at once. The nack is sent without being awaited;
         await it to know that the gateway has it.
         """
-        op = wire.Nack(mailbox=mailbox, receipts=[receipt], reason=reason[:2000], retry=retry)
+        op = Nack(mailbox=mailbox, receipts=[receipt], reason=reason[:2000], retry=retry)
         return self._operations.settle(op, self._loop.time() + timeout)
 
     async def nack_by_id(
@@ -233,7 +251,7 @@ class MailboxClient:
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         """Nack a leased message by its id, whichever consumer holds it."""
-        op = wire.Nack(mailbox=mailbox, msg_ids=[msg_id], reason=reason[:2000], retry=retry)
+        op = Nack(mailbox=mailbox, msg_ids=[msg_id], reason=reason[:2000], retry=retry)
         await self._operations.settle(op, self._loop.time() + timeout)
 
     async def extend(
@@ -243,7 +261,7 @@ class MailboxClient:
         stale: list[str] = []
         deadline = self._loop.time() + timeout
         for start in range(0, len(receipts), 1000):
-            op = wire.Extend(mailbox=mailbox, receipts=list(receipts[start : start + 1000]))
+            op = Extend(mailbox=mailbox, receipts=list(receipts[start : start + 1000]))
             pending = self._operations.submit_unslotted(op, deadline)
             answer: Settled = await pending.futures[0]
             stale += [failure.subject for failure in answer.failures]
@@ -253,28 +271,28 @@ class MailboxClient:
         self, mailbox: str, *, limit: int = 100, after: str = "", timeout: float = DEFAULT_TIMEOUT
     ) -> list[Summary]:
         """List unsettled mail without leasing it."""
-        op = wire.Peek(mailbox=mailbox, limit=limit, after=after)
-        answer: wire.Summaries = await self._request_answer(op, self._loop.time() + timeout)
+        op = Peek(mailbox=mailbox, limit=limit, after=after)
+        answer: Summaries = await self._request_answer(op, self._loop.time() + timeout)
         return answer.messages
 
     async def purge(self, mailbox: str, *, timeout: float = DEFAULT_TIMEOUT) -> int:
         """Turn all waiting mail into dead letters; returns their number."""
-        op = wire.Purge(mailbox=mailbox)
-        answer: wire.Count = await self._request_answer(op, self._loop.time() + timeout)
+        op = Purge(mailbox=mailbox)
+        answer: Count = await self._request_answer(op, self._loop.time() + timeout)
         return answer.count
 
     async def peek_dead_letter(
         self, mailbox: str, *, limit: int = 100, after: str = "", timeout: float = DEFAULT_TIMEOUT
     ) -> list[DeadLetter]:
         """List dead letters, oldest first."""
-        op = wire.PeekDeadLetter(mailbox=mailbox, limit=limit, after=after)
-        answer: wire.DeadLetters = await self._request_answer(op, self._loop.time() + timeout)
+        op = PeekDeadLetter(mailbox=mailbox, limit=limit, after=after)
+        answer: DeadLetters = await self._request_answer(op, self._loop.time() + timeout)
         return answer.messages
 
     async def purge_dead_letter(self, mailbox: str, *, timeout: float = DEFAULT_TIMEOUT) -> int:
         """Discard all dead letters; returns their number."""
-        op = wire.PurgeDeadLetter(mailbox=mailbox)
-        answer: wire.Count = await self._request_answer(op, self._loop.time() + timeout)
+        op = PurgeDeadLetter(mailbox=mailbox)
+        answer: Count = await self._request_answer(op, self._loop.time() + timeout)
         return answer.count
 
     async def subscribe(
@@ -293,7 +311,7 @@ class MailboxClient:
         `resumed` is called. The caller settles messages in the order of delivery.
         """
 
-        def wrap(messages: list[wire.LeasedMessage]) -> None:
+        def wrap(messages: list[LeasedMessage]) -> None:
             fetch = self._http.download
             deliver([Message(message, fetch) for message in messages])
 
@@ -316,15 +334,29 @@ class MailboxClient:
         *,
         standby: bool = False,
         order: Order | None = None,
+        takes_skills: bool | None = None,
+        executor_skills: Mapping[str, str] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
-    ) -> None:
+    ) -> str:
         """Register `agent`, so that messages can be sent to it.
 
-        `order` is that of its mail which asks for none itself; without it, it stays as it is.
+        `order` is that of its mail which asks for none itself. With `takes_skills` it is asked to
+        install delegation skills. `executor_skills` are those it hosts: the version by the id or
+        path of each. All stay as they are if they are not given.
+        Returns why the agent's mail goes to another gateway; empty if it comes here.
         """
-        await self._request_answer(
-            wire.Register(agent=agent, standby=standby, order=order), self._loop.time() + timeout
+        stated = executor_skills
+        op = Register(
+            agent=agent,
+            standby=standby,
+            order=order,
+            takes_skills=takes_skills,
+            executor_skills=None
+            if stated is None
+            else tuple(StatedSkill(ref, version) for ref, version in stated.items()),
         )
+        answer = await self._request_answer(op, self._loop.time() + timeout)
+        return str(answer.problem)
 
     async def status(self, *, timeout: float = DEFAULT_TIMEOUT) -> Status:
         """The gateway's status."""

@@ -6,25 +6,26 @@ from typing import Any
 import msgspec
 from msgspec import UnsetType
 
-from gatepost import wire
 from gatepost.errors import InvalidRequest
 from gatepost.events import Order
+from gatepost.wire.operations import EventInfo, LeasedMessage
 
 FetchBlob = Callable[[str], AsyncIterator[bytes]]
 
 _NOT_LOADED = object()
 
 
-_event_decoder = msgspec.json.Decoder(wire.EventInfo)
+_event_decoder = msgspec.json.Decoder(EventInfo)
 
 
 class Message:
     """A delivered message. A payload too large to travel with it is stored as a blob at the
-    gateway: fetch it with `load`, or piece by piece with `stream`."""
+    gateway. An agent's handler finds it in `payload`; other receivers fetch it with `load`, or
+    piece by piece with `stream`, which also takes what is not JSON."""
 
     __slots__ = ("_fetch", "_payload", "_wire", "event")
 
-    def __init__(self, message: wire.LeasedMessage, fetch: FetchBlob) -> None:
+    def __init__(self, message: LeasedMessage, fetch: FetchBlob) -> None:
         event = message.event
         self._wire = message
         self._fetch = fetch
@@ -53,7 +54,10 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """Number of turns that failed before this one."""
+        """Number of turns that failed before this one: 0 at the first delivery.
+
+        Attempts of events and tasks are counted from 1.
+        """
         return self._wire.attempt
 
     @property
@@ -71,6 +75,11 @@ class Message:
         return self._wire.order
 
     @property
+    def subject(self) -> str | None:
+        """What the message is about, if its sender said so."""
+        return None if self.event is None else self.event.subject
+
+    @property
     def kind(self) -> str:
         """`message`, or `reply` for the answer to a message this agent sent."""
         return "message" if self.event is None else self.event.kind
@@ -84,7 +93,10 @@ class Message:
     def payload(self) -> Any:
         if self._payload is _NOT_LOADED:
             if self._digest is not None:
-                raise InvalidRequest("this payload is a blob; `await message.load()` first")
+                raise InvalidRequest(
+                    "this payload is a blob: `await message.load()` first, or if it is not JSON,"
+                    " use `message.stream()`"
+                )
             self._payload = msgspec.json.decode(self._wire.payload)
         return self._payload
 

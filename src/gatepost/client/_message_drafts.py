@@ -5,7 +5,7 @@ from msgspec import Raw
 from gatepost.client._encoding import Moment, check_encodable, to_epoch_secs, unset_if_none
 from gatepost.errors import InvalidRequest
 from gatepost.events import EventIdGenerator, Order, check_agent_id, check_msg_id
-from gatepost.wire import PROTOCOL_VERSION, NewMessage
+from gatepost.wire.operations import PROTOCOL_VERSION, NewMessage
 
 _NOTHING_GIVEN = (None,) * 5
 

@@ -37,8 +37,9 @@ from gatepost.errors import (
     PayloadTooLarge,
     Unavailable,
 )
-from gatepost.task_wire import NewTask, TaskReport
-from gatepost.wire import Ack, Failed, Nack, NewMessage, NewSend, Op, Operation
+from gatepost.wire.frame_types import Op
+from gatepost.wire.operations import Ack, Failed, Nack, NewMessage, NewSend, Operation
+from gatepost.wire.tasks import NewTask, TaskReport
 
 log = logging.getLogger("gatepost.client")
 

@@ -6,26 +6,26 @@ from typing import Any, Generic, Self, TypeVar
 
 from gatepost.client._encoding import EncodedReply, UploadedReply
 from gatepost.errors import GatepostError, error_from_code
-from gatepost.task_wire import (
-    NewTask,
-    TaskCreate,
-    TaskReport,
-    TaskReports,
-    TasksCreated,
-    TasksReported,
-)
-from gatepost.wire import (
+from gatepost.wire.frame_types import Op
+from gatepost.wire.operations import (
     Ack,
     Enqueue,
     EnqueueAck,
     Enqueued,
     NewMessage,
     NewSend,
-    Op,
     Send,
     SendResults,
     Sent,
     Settled,
+)
+from gatepost.wire.tasks import (
+    NewTask,
+    TaskCreate,
+    TaskReport,
+    TaskReports,
+    TasksCreated,
+    TasksReported,
 )
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from gatepost.client._frame_socket import FrameSocket
 from gatepost.clock import Clock
+from gatepost.connect.gateway_endpoint import LocateGateway, Target
 from gatepost.errors import ExpiredToken, GatepostError, Unavailable
-from gatepost.gateway_endpoint import LocateGateway, Target
 
 log = logging.getLogger("gatepost.client")
 

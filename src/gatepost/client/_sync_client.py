@@ -92,8 +92,12 @@ class SyncClient(BlockingCalls):
         state_dir: Path | str | None = None,
         url: str | None = None,
         token: str | None = None,
+        token_file: Path | str | None = None,
+        context: str | None = None,
     ) -> None:
-        client = Client(name, state_dir=state_dir, url=url, token=token)
+        client = Client(
+            name, state_dir=state_dir, url=url, token=token, token_file=token_file, context=context
+        )
         super().__init__(client, asyncio.new_event_loop())
         self._thread = threading.Thread(target=self._run_loop, name="gatepost-client", daemon=True)
 

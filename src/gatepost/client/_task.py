@@ -17,14 +17,7 @@ from gatepost.client._http_client import read_pieces
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT, MailboxClient
 from gatepost.client._message import Message
 from gatepost.errors import DeadlineExceeded, InvalidRequest, TaskFailed
-from gatepost.task_wire import (
-    NewTask,
-    TaskAwait,
-    TaskAwaited,
-    TaskCancel,
-    TaskReport,
-    TaskView,
-)
+from gatepost.wire.tasks import NewTask, TaskAwait, TaskAwaited, TaskCancel, TaskReport, TaskView
 
 if TYPE_CHECKING:
     from gatepost.client._client import Client
@@ -46,12 +39,14 @@ class TaskClient(MailboxClient):
         task_type: str = "",
         ttl_secs: float | None = None,
         idempotency_key: str | None = None,
+        may_wait: bool = False,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> TaskView:
         """Create a task for an agent, or for one that has the capabilities.
 
         Returns once the gateway has it on disk; `await_task` waits for its end. With several
-        agents there is one task for each: use `create_tasks`.
+        agents there is one task for each: use `create_tasks`. CapabilityUnavailable if the gateway
+        of a capability's executor is offline, unless the task `may_wait`.
         """
         made = await self.create_tasks(
             description,
@@ -62,6 +57,7 @@ class TaskClient(MailboxClient):
             task_type=task_type,
             ttl_secs=ttl_secs,
             idempotency_key=idempotency_key,
+            may_wait=may_wait,
             timeout=timeout,
         )
         return made[0]
@@ -77,6 +73,7 @@ class TaskClient(MailboxClient):
         task_type: str = "",
         ttl_secs: float | None = None,
         idempotency_key: str | None = None,
+        may_wait: bool = False,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[TaskView]:
         """Create a task for each of several agents."""
@@ -90,6 +87,7 @@ class TaskClient(MailboxClient):
             idempotency_key=unset_if_none(idempotency_key),
             task_type=task_type,
             ttl_secs=unset_if_none(ttl_secs),
+            may_wait=may_wait,
         )
         check_encodable(new)
         deadline = self._loop.time() + timeout
@@ -217,11 +215,18 @@ class _RequestDocument(Struct):
 
 
 class AgentTask:
-    """A task for this agent. The handler's return value is its result."""
+    """A task for this agent. The handler's return value is its result.
+
+    `id` is the one that its requester knows, at every attempt. `attempt_id` is another one for each
+    attempt: that of the event which brought it.
+    """
 
     def __init__(self, message: Message, document: Any, client: "Client", agent: str) -> None:
         given = msgspec.convert(document, _RequestDocument)
-        self.id = message.msg_id
+        event = message.event
+        root = None if event is None else event.task_id or event.origin_event_id
+        self.id = root or message.msg_id
+        self.attempt_id = message.msg_id
         self.requester = message.from_
         self.description = given.description
         self.task_type = given.task_type
@@ -240,23 +245,27 @@ class AgentTask:
         eta_secs: float | None = None,
     ) -> None:
         """Report progress from 0 to 1, a note, or another ETA. WrongState if it has ended."""
-        report = TaskReport(self.id, self._agent, "update")
+        report = TaskReport(self.attempt_id, self._agent, "update")
         report.progress, report.note = unset_if_none(progress), unset_if_none(note)
         report.eta_secs = unset_if_none(eta_secs)
         await self._client.report_task(report)
 
     async def accept(self, receipt: str, eta_secs: float | None) -> None:
         """Accept the task, which settles its mail too. `Agent` does so before the handler runs."""
-        report = TaskReport(self.id, self._agent, "accept", receipt)
+        report = TaskReport(self.attempt_id, self._agent, "accept", receipt)
         report.eta_secs = unset_if_none(eta_secs)
         await self._client.report_task(report)
 
     async def complete(self, result: Any) -> None:
         raw: Raw = encode_payload(result)
-        await self._client.report_task(TaskReport(self.id, self._agent, "complete", result=raw))
+        await self._client.report_task(
+            TaskReport(self.attempt_id, self._agent, "complete", result=raw)
+        )
 
     async def fail(self, code: str, error: str) -> None:
-        report = TaskReport(self.id, self._agent, "fail", error_code=code, error=error[:2000])
+        report = TaskReport(
+            self.attempt_id, self._agent, "fail", error_code=code, error=error[:2000]
+        )
         await self._client.report_task(report)
 
 

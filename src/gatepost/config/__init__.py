@@ -10,6 +10,7 @@ from gatepost.config.settings import (
     OwnershipSettings,
     RoomSettings,
     Settings,
+    default_node_id,
     is_loopback,
 )
 from gatepost.config.settings_file import (
@@ -33,6 +34,7 @@ __all__ = [
     "RoomSettings",
     "Settings",
     "TelemetrySettings",
+    "default_node_id",
     "default_settings_path",
     "default_toml",
     "is_loopback",

@@ -60,6 +60,14 @@ class HubSettings(SettingsSection, frozen=True, kw_only=True):
             " none. Hardened agents need it in any case.",
         ),
     ] = "auto"
+    session_user: Annotated[
+        str,
+        Meta(
+            max_length=256,
+            description="User of all sessions, if the gateway runs as root. Default: a user for"
+            " each session that no account has.",
+        ),
+    ] = ""
     docker_host: Annotated[
         str,
         Meta(

@@ -17,6 +17,13 @@ class LogSettings(SettingsSection, frozen=True, kw_only=True):
     format: Annotated[
         Literal["json", "text"], Meta(description="json for machines, text for people.")
     ] = "json"
+    file: Annotated[
+        str,
+        Meta(
+            description="File that gets the log; it is renewed at 10 MB, and three old ones are"
+            " kept. Default: standard error."
+        ),
+    ] = ""
 
 
 class AlertsSettings(SettingsSection, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ _GIB = 1024 * _MIB
 _ORIGIN_PATTERN = r"https?://[A-Za-z0-9._\[\]:-]{1,260}"
 
 
-def _host_name() -> str:
+def default_node_id() -> str:
     """Return the machine's name, reduced to the characters of a node id."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", socket.gethostname())[:64].strip("-._") or "node"
 
@@ -46,11 +46,12 @@ class NodeSettings(SettingsSection, frozen=True, kw_only=True):
     id: Annotated[
         str,
         Meta(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z",
+            pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?\Z",
             max_length=64,
-            description="Name in the mesh: letters, digits, `_`, `.`, `-`. Default: the host name.",
+            description="Name in the mesh: letters, digits, `_`, `.`, `-`. Default: the name that"
+            " the journal has; a new gateway takes the host name.",
         ),
-    ] = msgspec.field(default_factory=_host_name)
+    ] = ""
     state_dir: Annotated[
         Path,
         Meta(
@@ -326,7 +327,8 @@ class RoomSettings(SettingsSection, frozen=True, kw_only=True):
         tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN_PATTERN}\Z", max_length=300)], ...],
         Meta(
             max_length=64,
-            description="Web origins that may open a WebSocket here, besides this gateway's own.",
+            description="Web origins whose pages may open a WebSocket and call the HTTP API here,"
+            " with a token, besides this gateway's own.",
         ),
     ] = ()
     joins_per_sec: Annotated[
@@ -405,6 +407,12 @@ class ArchiveSettings(SettingsSection, frozen=True, kw_only=True):
     ] = 7 * 86_400.0
 
 
+# A link is ended after this part of the time that a sender waits for an owner. Pings are not more
+# frequent than a busy machine can answer.
+_SILENCE_OF_WAIT = 0.6
+_SHORTEST_SILENCE_SECS, _LONGEST_SILENCE_SECS = 5.0, 40.0
+
+
 class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
     """Retries and timeouts of deliveries to other gateways."""
 
@@ -443,6 +451,25 @@ class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
         float,
         Meta(gt=0, le=86_400, description="Silence after which a gateway is considered offline."),
     ] = 45.0
+
+    @property
+    def link_silence_secs(self) -> float:
+        """How long a link may be silent, or its gateway stand still, before the link is ended.
+
+        Well before a sender gives up what went over it.
+        """
+        wait = self.offline_secs + self.accept_timeout_secs
+        return min(_LONGEST_SILENCE_SECS, max(_SHORTEST_SILENCE_SECS, wait * _SILENCE_OF_WAIT))
+
+    @property
+    def verdict_wait_secs(self) -> float:
+        """How long the sender of an expired message waits for the word of its owner.
+
+        By then a link that brings no answer is dead, whatever the settings are.
+        """
+        wait = self.offline_secs + self.accept_timeout_secs
+        return max(wait, self.link_silence_secs / _SILENCE_OF_WAIT)
+
     max_held_events: Annotated[
         int,
         Meta(

@@ -2,24 +2,31 @@
 
 from collections.abc import Iterable
 
+import msgspec
+
 from gatepost.errors import TooManyAgents, UnknownAgent
 from gatepost.events import Order
+from gatepost.events.reserved_names import require_agent_name
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
-from gatepost.wire import AgentInfo, AgentRole
+from gatepost.wire.gateway_views import AgentInfo
+from gatepost.wire.operations import AgentRole, StatedSkill
 
 MAX_AGENTS = 10_000
 
 _REGISTER = """
-INSERT INTO agent (id, type, created_at, registered_at, seen_at, standby, role)
-VALUES (?1, ?2, ?3, ?3, ?3, ?4, ?6)
+INSERT INTO agent (id, type, created_at, registered_at, seen_at, standby, role, takes_skills,
+    skills)
+VALUES (?1, ?2, ?3, ?3, ?3, ?4, ?6, coalesce(?7, 0), ?8)
 ON CONFLICT (id) DO UPDATE SET registered_at = excluded.registered_at, seen_at = excluded.seen_at,
-    standby = coalesce(?5, standby), role = coalesce(?6, role)
+    standby = coalesce(?5, standby), role = coalesce(?6, role),
+    takes_skills = coalesce(?7, takes_skills), skills = coalesce(?8, skills)
 """
 _SELECT_AGENT = """
 SELECT id, type, created_at, seen_at, standby, role,
        (SELECT ordered FROM mailbox WHERE name = agent.id) FROM agent
 """
+_decode_skills = msgspec.json.Decoder(tuple[StatedSkill, ...]).decode
 _SAVE_ACTIVITY = "UPDATE agent SET seen_at = ?1 WHERE id = ?2 AND seen_at < ?1"
 
 
@@ -43,14 +50,20 @@ class Agents:
         type: str = "external",
         standby: bool | None = None,
         role: AgentRole | None = None,
+        takes_skills: bool | None = None,
+        executor_skills: tuple[StatedSkill, ...] | None = None,
     ) -> AgentInfo:
         """Register an agent. `standby` means that it lives elsewhere.
 
-        Registered again, `standby` and `role` change only if they are given.
+        Registered again, `standby`, `role`, `takes_skills` and `executor_skills` change only if
+        they are given.
         """
+        require_agent_name(id)
         if not self.is_registered(tx, id):
             self._require_capacity(tx)
-        tx.execute(_REGISTER, (id, type, tx.now, bool(standby), standby, role))
+        skills = None if executor_skills is None else msgspec.json.encode(executor_skills)
+        row = (id, type, tx.now, bool(standby), standby, role, takes_skills, skills)
+        tx.execute(_REGISTER, row)
         self.forget_registered(tx)
         return self.get(tx, id)
 
@@ -81,6 +94,11 @@ class Agents:
     def forget_registered(self, tx: Tx | None = None) -> None:
         """Read the registered ids again. `tx`, which changed them, may still be undone."""
         self._registered, self._changing, self.has_changed = None, tx, True
+
+    def find_executor_skills(self, tx: Tx, id: str) -> tuple[StatedSkill, ...] | None:
+        """The executor skills that an agent stated as it registered; None if it never did."""
+        row = tx.fetch_one("SELECT skills FROM agent WHERE id = ?", (id,))
+        return None if row is None or row[0] is None else _decode_skills(row[0])
 
     def is_standby(self, tx: Tx, id: str) -> bool:
         return tx.fetch_one("SELECT 1 FROM agent WHERE id = ? AND standby", (id,)) is not None

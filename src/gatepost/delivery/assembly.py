@@ -8,29 +8,23 @@ import apsw
 from gatepost.delivery.abuse import AbuseLog
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.coordinator import DeliveryCoordinator
-from gatepost.delivery.forwarding import MailForwarder
+from gatepost.delivery.delivery_table import OpenDeliveries
+from gatepost.delivery.forward import MailForwarder
+from gatepost.delivery.inbox.cursors import OutboxGaps
+from gatepost.delivery.inbox.held_events import (
+    SENDER_GRACE_MS,
+    FullMailboxes,
+    Holds,
+    SuspectEvents,
+)
+from gatepost.delivery.inbox.source_quota import SourceLimits
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
-from gatepost.delivery.receiver.acceptance import SENDER_GRACE_MS, ReceiverParts
-from gatepost.delivery.receiver.held_events import FullMailboxes, SuspectEvents
-from gatepost.delivery.receiver.receiver import Receiver
-from gatepost.delivery.receiver.source_quota import SourceLimits
+from gatepost.delivery.pairs import SenderPairs
+from gatepost.delivery.parts import DeliveryCounts, DeliveryParts, TaskHub
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
-from gatepost.delivery.sender.delivery_table import DeliveryTable
-from gatepost.delivery.sender.emitting import Emitter
-from gatepost.delivery.sender.giving_up import GivingUp
-from gatepost.delivery.sender.local_delivery import LocalDelivery
-from gatepost.delivery.sender.lost_owners import LostOwners
-from gatepost.delivery.sender.pairs import SenderPairs
-from gatepost.delivery.sender.payloads import PayloadEncryption
-from gatepost.delivery.sender.receipts import ReceiptHandler
-from gatepost.delivery.sender.recovery import DeliveryRecovery
-from gatepost.delivery.sender.replies import ReplySender
-from gatepost.delivery.sender.rerouting import Rerouter
-from gatepost.delivery.sender.sender import Sender
-from gatepost.delivery.sender.timers import DeliveryTimers
 from gatepost.delivery.sent_messages import SentMessages
 from gatepost.delivery.transfers import Transfers
 from gatepost.journal.outbox import Outbox
@@ -46,8 +40,7 @@ class DeliveryCore(NamedTuple):
     routes: RouteFinder
     dispatcher: Dispatcher
     coordinator: DeliveryCoordinator
-    sender: Sender
-    receiver: Receiver
+    parts: DeliveryParts
     transfers: Transfers
     sent: SentMessages
     incidents: IncidentLog
@@ -88,53 +81,18 @@ def build_core(
     abuse = AbuseLog(incidents, node.clock)
     outbox = Outbox(node.id, node.incarnation, node.key)
     writer = OutboxWriter(node, outbox)
-    full = FullMailboxes()
-    sender = _build_sender(
-        node, retries, agents, routes, dispatcher, incidents, abuse, writer, full
-    )
-    suspects = SuspectEvents(SENDER_GRACE_MS)
-    receiver = Receiver(
-        ReceiverParts(
-            node, agents, routes, dispatcher, incidents, abuse, writer, full, suspects,
-            limits or SourceLimits(),
-        )
+    parts = DeliveryParts(
+        node, retries, agents, routes, dispatcher, incidents, abuse, writer,
+        OpenDeliveries(), SenderPairs(), Holds(FullMailboxes(), SuspectEvents(SENDER_GRACE_MS)),
+        OutboxGaps(), limits or SourceLimits(), TaskHub(), DeliveryCounts(), {},
     )  # fmt: skip
     forwarder = MailForwarder(node, agents, routes, dispatcher, incidents)
     transfers = Transfers(node, routes, writer)
     sent = SentMessages()
     coordinator = DeliveryCoordinator(
-        node, agents, routes, dispatcher, incidents, abuse, writer,
-        sender, receiver, forwarder, transfers, sent,
+        parts, forwarder, transfers, sent,
     )  # fmt: skip
     return DeliveryCore(
-        node, agents, routes, dispatcher, coordinator, sender, receiver,
+        node, agents, routes, dispatcher, coordinator, parts,
         transfers, sent, incidents, abuse, outbox,
-    )  # fmt: skip
-
-
-def _build_sender(
-    node: LocalNode,
-    retries: RetryPolicy,
-    agents: Agents,
-    routes: RouteFinder,
-    dispatcher: Dispatcher,
-    incidents: IncidentLog,
-    abuse: AbuseLog,
-    writer: OutboxWriter,
-    full: FullMailboxes,
-) -> Sender:
-    deliveries, pairs = DeliveryTable(), SenderPairs()
-    encryption = PayloadEncryption(node, routes)
-    emitter = Emitter(node, retries, routes, deliveries, pairs, encryption, writer)
-    local = LocalDelivery(node, retries, dispatcher, deliveries, pairs, encryption, writer, full)
-    rerouter = Rerouter(node, retries, routes, deliveries, pairs, encryption, writer)
-    receipts = ReceiptHandler(retries, deliveries, rerouter, abuse, writer)
-    replies = ReplySender(node, agents, emitter, local, receipts, incidents)
-    timers = DeliveryTimers(node, retries, routes, deliveries, pairs, rerouter, writer, incidents)
-    giving_up = GivingUp(node, deliveries, encryption, writer, incidents)
-    recovery = DeliveryRecovery(node, retries, writer)
-    lost_owners = LostOwners(node, routes, rerouter)
-    return Sender(
-        deliveries, pairs, emitter, local, receipts, replies,
-        rerouter, timers, giving_up, recovery, lost_owners, writer,
     )  # fmt: skip

@@ -3,15 +3,15 @@
 A message takes four transactions, each durable before anybody hears of it:
 
 1. `send`: the sender's gateway appends the event and opens its delivery.
-2. `take_batch`: the owner's gateway takes it from that outbox, puts it into the agent's mailbox and
-   appends the `accepted` receipt.
-3. `ack` and `nack`: the agent's turn ends; its gateway appends the reply and `processed`.
-4. `take_batch` again, at the sender's gateway: the receipts close the delivery.
+2. `accept`: the owner's gateway takes it from that outbox (`take_batch`), puts it into the agent's
+   mailbox and appends the `accepted` receipt.
+3. `engage`: the agent's turn ends (`ack`, `nack`); its gateway appends the reply and `processed`.
+4. `close`: the sender's gateway takes the receipts (`take_batch` again), which end the delivery.
 
 To an agent of this very gateway, 1 and 2 are one transaction, and so are 3 and 4.
 
-The sender, the receiver, the forwarder and the transfers never call each other. Each changes its
-own tables and returns decisions. `apply_decisions` passes each decision to the function that
+Each has its module. What a module decides about the tables of another it returns as decisions.
+`apply_decisions` passes each decision to the function that
 `_handlers` names for it, and goes on until no decision is left.
 """
 
@@ -22,22 +22,26 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw, UnsetType
 
-from gatepost.delivery import fanout
-from gatepost.delivery.abuse import AbuseLog
-from gatepost.delivery.agents import Agents
+from gatepost.delivery import accept, close, engage, fanout, recover, release, reroute, send, timers
+from gatepost.delivery.accept import EventBatch
 from gatepost.delivery.decisions import (
     NOTHING,
+    BlobArrived,
     BlobMissing,
     BlobWanted,
+    CheckWanted,
     Decisions,
     DeliveryAccepted,
     DeliveryEnded,
+    EndAmended,
+    EventsSkipped,
     ForwardEnded,
     ForwardMail,
     GiveUpDelivery,
     HoldReported,
     JournalLost,
     MailOvertaken,
+    NodeRevoked,
     OwnEvent,
     PairMoved,
     ReaderRestored,
@@ -45,46 +49,39 @@ from gatepost.delivery.decisions import (
     ReceiptArrived,
     ReplyArrived,
     RerouteDelivery,
+    TaskNotice,
     TaskReported,
+    TaskReportWanted,
     TaskRequested,
     TransferSignal,
     TurnEnded,
+    VerdictArrived,
 )
-from gatepost.delivery.forwarding import MailForwarder
+from gatepost.delivery.engage import TurnReader, read_replies
+from gatepost.delivery.event_mail import decode_info, draft_again
+from gatepost.delivery.forward import MailForwarder
 from gatepost.delivery.frames import SkipFrame
-from gatepost.delivery.incidents import IncidentLog
-from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.outbox_writer import PROCESSED, REPLIED, OutboxWriter
+from gatepost.delivery.outbox_writer import PROCESSED, REPLIED
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent, TurnReply
-from gatepost.delivery.receiver.receiver import EventBatch, Receiver
-from gatepost.delivery.routes import RouteFinder
+from gatepost.delivery.parts import DeliveryParts
 from gatepost.delivery.send_request import (
     choose_event_id,
     find_earlier_send,
     outgoing_message,
     remember_send,
 )
-from gatepost.delivery.sender.sender import Sender
 from gatepost.delivery.sent_messages import SentMessages
 from gatepost.delivery.transfers import Transfers
-from gatepost.delivery.turns import TurnReader, decode_info, read_replies
 from gatepost.errors import GatepostError, NoRoute
 from gatepost.events import Envelope, EventKind, Receipt
+from gatepost.events.reserved_names import GATEWAY, is_qualified
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
-from gatepost.mailbox import ClosedMail, Dispatcher, NewMail, Settlement
+from gatepost.mailbox import ClosedMail, NewMail, Settlement
 from gatepost.mailbox.dead_letters import DeadLetterFilter, replay_dead_letters
 from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.routing import Route, RoutingDirectory
-from gatepost.wire import DeadLetter, EnqueueAck, Failure, NewSend, Sent
-
-# The hub is told of requests and reports of tasks, of the ends of their mail and deliveries, and of
-# lost journals of other gateways. A text is the digest of a blob that arrived. Mail with a task is
-# forwarded to another gateway only if the hub returns no decisions about it.
-TaskNotice = (
-    TaskRequested | TaskReported | DeliveryEnded | TurnEnded | ForwardMail | JournalLost | str
-)
-OnTaskNotice = Callable[[Tx, TaskNotice], Decisions]
+from gatepost.wire.operations import DeadLetter, EnqueueAck, Failure, NewSend, Sent
 
 
 class CountedReceipt(NamedTuple):
@@ -101,58 +98,54 @@ class DeliveryCoordinator:
 
     def __init__(
         self,
-        node: LocalNode,
-        agents: Agents,
-        routes: RouteFinder,
-        dispatcher: Dispatcher,
-        incidents: IncidentLog,
-        abuse: AbuseLog,
-        writer: OutboxWriter,
-        sender: Sender,
-        receiver: Receiver,
+        parts: DeliveryParts,
         forwarder: MailForwarder,
         transfers: Transfers,
         sent: SentMessages,
     ) -> None:
-        self.routes = routes
-        self.incidents = incidents
-        self.abuse = abuse
+        self.routes = parts.routes
+        self.incidents = parts.incidents
+        self.abuse = parts.abuse
+        self.writer = parts.writer
         self.sent = sent
-        self._node = node
-        self._agents = agents
-        self._dispatcher = dispatcher
-        self.writer = writer
-        self._sender = sender
-        self._receiver = receiver
+        self._parts = parts
         self._forwarder = forwarder
         self._turns = TurnReader()
         self._on_receipt: Callable[[CountedReceipt], None] = _ignore_event
         self._on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] = _ignore_event
         self._on_blob_wanted: Callable[[str, str], None] = _ignore_event
+        # Nodes of which this commit group holds requests to check.
+        self._to_check: set[str] = set()
+        self._on_check_wanted: Callable[[str], None] = _ignore_event
         self._on_agents_changed: Callable[[], None] = _ignore_event
-        self._on_task_notice: OnTaskNotice = _ignore_task_notice
         self._handlers: dict[type, Callable[[Tx, Any], Decisions | None]] = {
-            OwnEvent: receiver.take_own,
-            ReceiptArrived: sender.receipts.apply_receipt,
-            HoldReported: sender.receipts.apply_hold,
-            ReplyArrived: sender.receipts.apply_reply,
-            RerouteDelivery: sender.rerouter.reroute_delivery,
-            GiveUpDelivery: sender.giving_up.give_up_delivery,
-            PairMoved: sender.close_pair_numbers,
-            ReaderRestored: sender.recovery.answer_restored,
-            ReaderResumed: sender.recovery.announce_resumed,
+            OwnEvent: partial(accept.take_own, parts),
+            ReceiptArrived: partial(close.apply_receipt, parts),
+            HoldReported: partial(close.apply_hold, parts),
+            ReplyArrived: partial(close.apply_reply, parts),
+            RerouteDelivery: partial(reroute.reroute_delivery, parts),
+            GiveUpDelivery: partial(close.give_up_delivery, parts),
+            PairMoved: partial(send.close_pair_numbers, parts),
+            ReaderRestored: partial(recover.answer_restored, parts),
+            ReaderResumed: partial(recover.announce_resumed, parts),
             JournalLost: self._tell_hub,
+            NodeRevoked: self._tell_hub,
             DeliveryAccepted: self._note_accepted,
             DeliveryEnded: self._end_delivery,
+            EndAmended: self._amend_end,
+            VerdictArrived: self._tell_hub,
             TurnEnded: self._end_turn,
             ForwardMail: self._forward_mail,
-            ForwardEnded: receiver.close_forwarded,
+            ForwardEnded: partial(release.close_forwarded, parts),
             MailOvertaken: forwarder.follow_forwarded,
             TransferSignal: transfers.apply_transfer_signal,
             TaskRequested: self._tell_hub,
             TaskReported: self._tell_hub,
-            BlobMissing: receiver.report_missing_blob,
-            BlobWanted: lambda tx, wanted: tx.add_effect(partial(self._on_blob_wanted, *wanted)),
+            TaskReportWanted: self._tell_hub,
+            EventsSkipped: self._tell_hub,
+            BlobMissing: partial(release.report_missing_blob, parts),
+            BlobWanted: self._want_blob,
+            CheckWanted: self._want_check,
         }
 
     def observe(
@@ -161,21 +154,21 @@ class DeliveryCoordinator:
         on_receipt: Callable[[CountedReceipt], None] | None = None,
         on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] | None = None,
         on_blob_wanted: Callable[[str, str], None] | None = None,
+        on_check_wanted: Callable[[str], None] | None = None,
         on_agents_changed: Callable[[], None] | None = None,
-        on_task_notice: OnTaskNotice | None = None,
     ) -> None:
         """Set the listeners outside the core; those not given stay as they are.
 
         `on_receipt` hears of each receipt that counted, `on_batch` of each batch (source, new
-        events, emitter's clock), `on_blob_wanted` of each blob to fetch (digest, source), and
-        `on_agents_changed` that agents came or went, once that is on disk. `on_task_notice` is the
-        hub, which works in the same transaction.
+        events, emitter's clock), `on_blob_wanted` of each blob to fetch (digest, source),
+        `on_check_wanted` of a node whose requests have to be checked, and `on_agents_changed` that
+        agents came or went, both once that is on disk.
         """
         self._on_receipt = on_receipt or self._on_receipt
         self._on_batch = on_batch or self._on_batch
         self._on_blob_wanted = on_blob_wanted or self._on_blob_wanted
+        self._on_check_wanted = on_check_wanted or self._on_check_wanted
         self._on_agents_changed = on_agents_changed or self._on_agents_changed
-        self._on_task_notice = on_task_notice or self._on_task_notice
 
     # -- 1. send
 
@@ -185,18 +178,18 @@ class DeliveryCoordinator:
         Returns the status of an identical message that was sent before, if there is one.
         """
         if not isinstance(new.to_agents, UnsetType):
-            whole = choose_event_id(new, self._node.event_ids)
-            targets = fanout.find_targets(tx, new, self.routes.directory, self._agents)
+            whole = choose_event_id(new, self._parts.node.event_ids)
+            targets = fanout.find_targets(tx, new, self.routes.directory, self._parts.agents)
             copies = fanout.make_copies(new, whole, fingerprint, targets)
             return fanout.send_copies(tx, whole, copies, self.send)
         known = find_earlier_send(tx, new, fingerprint)
         if known is not None:
             return self.sent.status(tx, known)
-        event_id = choose_event_id(new, self._node.event_ids)
+        event_id = choose_event_id(new, self._parts.node.event_ids)
         out = outgoing_message(new, event_id, fingerprint, tx.now)
         node = self.send_event(tx, out)
         remember_send(tx, new, fingerprint, event_id)
-        if node not in (None, self._node.id):
+        if node not in (None, self._parts.node.id):
             return Sent(event_id, out.corr_id, "emitted", node)
         return self.sent.status(tx, event_id)
 
@@ -207,7 +200,7 @@ class DeliveryCoordinator:
         else:
             route = self.routes.find_route(tx, out.to_agent)
         self.routes.require_member(route)
-        self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
+        self.apply_decisions(tx, send.send_event(self._parts, tx, out, route).decisions)
 
     def send_event(self, tx: Tx, out: OutgoingEvent, node: str | None = None) -> str | None:
         """Returns the node it went to. If no node can take it, it is a dead letter at once.
@@ -218,30 +211,35 @@ class DeliveryCoordinator:
             found = None if node is None else Route(node, "executor")
             route = found or self.routes.find_route(tx, out.to_agent)
         except NoRoute as error:
-            emit = self._sender.emitter.emit_undeliverable
-            self.apply_decisions(tx, emit(tx, out, "no_route", error.message))
+            self.apply_decisions(
+                tx, send.emit_undeliverable(self._parts, tx, out, "no_route", error.message)
+            )
             return None
         self.routes.require_member(route)
-        self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
+        self.apply_decisions(tx, send.send_event(self._parts, tx, out, route).decisions)
         return route.node
 
     # -- 2. accept, and 4. close: events of other gateways
 
     def take_batch(self, tx: Tx, batch: EventBatch) -> int:
         """Take a batch of another outbox; returns how far that is read now. All or nothing."""
-        taken = self._receiver.take_batch(tx, batch)
+        taken = accept.take_batch(self._parts, tx, batch)
         self.apply_decisions(tx, taken.decisions)
         self._on_batch(batch.source, taken.new, batch.now)
         return taken.seq
 
     def skip_events(self, tx: Tx, skip: SkipFrame) -> None:
         """Events of another outbox are gone for good: go on behind them."""
-        self._receiver.skip_events(tx, skip)
+        self.apply_decisions(tx, accept.skip_events(self._parts, tx, skip))
 
     def blob_arrived(self, tx: Tx, digest: str) -> None:
         """A blob was fetched and verified: accept the events that were held for it."""
-        self.apply_decisions(tx, self._receiver.release_for_blob(tx, digest))
-        self.apply_decisions(tx, self._on_task_notice(tx, digest))
+        self.apply_decisions(tx, release.release_for_blob(self._parts, tx, digest))
+        self.apply_decisions(tx, self._tell_hub(tx, BlobArrived(digest)))
+
+    def contents_checked(self, tx: Tx, source: str, event_ids: list[str]) -> None:
+        """There are verdicts about the contents of these events: take them in."""
+        self.apply_decisions(tx, release.release_checked(self._parts, tx, source, event_ids))
 
     # -- 3. engage: turns of local agents
 
@@ -259,7 +257,7 @@ class DeliveryCoordinator:
         if given.failures:
             unsent = {failure.subject for failure in given.failures}
             lease_handles = [handle for handle in lease_handles if handle not in unsent]
-        settlement = self._dispatcher.ack(tx, mailbox, lease_handles, msg_ids, given.marks)
+        settlement = self._parts.dispatcher.ack(tx, mailbox, lease_handles, msg_ids, given.marks)
         settlement.failures += given.failures
         self.end_turns(tx, settlement.closed, given.replies)
         return settlement
@@ -274,7 +272,9 @@ class DeliveryCoordinator:
         *,
         retry: bool = True,
     ) -> Settlement:
-        settlement = self._dispatcher.nack(tx, mailbox, lease_handles, msg_ids, reason, retry=retry)
+        settlement = self._parts.dispatcher.nack(
+            tx, mailbox, lease_handles, msg_ids, reason, retry=retry
+        )
         self.end_turns(tx, settlement.closed)
         return settlement
 
@@ -296,24 +296,23 @@ class DeliveryCoordinator:
         return replay_dead_letters(tx, id, wanted, limit, self._replay_letter, actor) if id else []
 
     def _replay_letter(self, tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
-        id = self._node.event_ids.next_id()
+        id = self._parts.node.event_ids.next_id()
         given = letter.payload
         payload = EMPTY_PAYLOAD if isinstance(given, UnsetType) else bytes(given)
         if meta is None:
             ordered, retries = letter.order == "fifo", letter.max_retries
             mail = NewMail(id, payload, ordered=ordered, max_retries=retries)
-            (ack,) = self._dispatcher.enqueue(tx, letter.to, letter.from_, [mail])
+            (ack,) = self._parts.dispatcher.enqueue(tx, letter.to, letter.from_, [mail])
             return ack
         info = decode_info(meta)
-        out = OutgoingEvent(id, info.kind, letter.from_, letter.to, info.corr_id, payload)
-        out.digest, out.traceparent = info.payload_ref, info.traceparent
-        out.ref_event_id, out.causation_id = info.ref_event_id, info.event_id
-        out.order, out.max_retries = info.order, info.max_retries
+        # What another gateway said for itself is not said again under the same name of this one.
+        sender = GATEWAY if is_qualified(letter.from_) else letter.from_
+        out = OutgoingEvent(draft_again(info, id, sender, letter.to), payload, info.payload_ref)
         mark = tx.begin_operation()
         try:
             route = self.routes.find_route(tx, out.to_agent)
             self.routes.require_member(route)
-            sent = self._sender.send_event(tx, out, route)
+            sent = send.send_event(self._parts, tx, out, route)
             self.apply_decisions(tx, sent.decisions)
         except GatepostError as error:
             tx.undo_operation(mark)
@@ -326,10 +325,12 @@ class DeliveryCoordinator:
     def room_changed(self, tx: Tx, directory: RoutingDirectory) -> None:
         before = self.routes.directory
         self.routes.follow_directory(directory)
-        self._sender.deliveries.load_destinations(tx)
-        self.apply_decisions(tx, self._sender.rerouter.room_changed(tx, before))
-        self.apply_decisions(tx, self._sender.lost_owners.room_changed(tx))
-        self.apply_decisions(tx, self._receiver.room_changed(tx))
+        self._parts.deliveries.load_destinations(tx)
+        self.apply_decisions(tx, reroute.room_changed(self._parts, tx, before))
+        self.apply_decisions(tx, reroute.end_deliveries_to_revoked(self._parts, tx))
+        self.apply_decisions(tx, release.room_changed(self._parts, tx))
+        gone = directory.revoked.keys() - directory.gateways.keys() - before.revoked.keys()
+        self.apply_decisions(tx, [NodeRevoked(node) for node in sorted(gone)])
         self._forwarder.room_changed()
 
     def greet_reader(
@@ -339,40 +340,45 @@ class DeliveryCoordinator:
 
         Deliveries that only the lost journal may have heard of are given up then.
         """
-        greeted = self._sender.recovery.greet_reader(
-            tx, node, incarnation, after, restored=restored
-        )
+        greeted = recover.greet_reader(self._parts, tx, node, incarnation, after, restored=restored)
         self.apply_decisions(tx, greeted)
         return bool(greeted)
 
     # -- the commit group
 
     def before_commit(self, tx: Tx) -> None:
-        self.end_turns(tx, self._dispatcher.take_closed())
-        for decisions in self._sender.timers.run_due(tx):
+        self.end_turns(tx, self._parts.dispatcher.take_closed())
+        for decisions in timers.run_due(self._parts, tx):
             self.apply_decisions(tx, decisions)
-        self.apply_decisions(tx, self._receiver.before_commit(tx))
+        self.apply_decisions(tx, release.before_commit(self._parts, tx))
         self.apply_decisions(tx, self._forwarder.take_stranded_mail(tx))
 
     def after_commit(self) -> list[JobOutcome]:
         woken = self.sent.take_woken()
-        if self._agents.has_changed:
-            self._agents.has_changed = False
+        woken += [(self._tell_of_check, source, None) for source in self._to_check]
+        self._to_check.clear()
+        if self._parts.agents.has_changed:
+            self._parts.agents.has_changed = False
             woken.append((lambda value, error: self._on_agents_changed(), None, None))
         return woken
 
+    def _tell_of_check(self, source: str, error: object) -> None:
+        self._on_check_wanted(source)
+
     def rolled_back(self) -> None:
-        self._agents.forget_registered()
+        self._to_check.clear()
+        self._parts.agents.forget_registered()
         self._turns.rolled_back()
         self.sent.rolled_back()
-        self._sender.rolled_back()
-        self._receiver.rolled_back()
+        self._parts.deliveries.forget_due()
+        self._parts.pairs.forget_moving()
+        self._parts.holds.rolled_back()
         self._forwarder.rolled_back()
 
     def next_due(self, tx: Tx) -> int | None:
         due = (
-            self._sender.deliveries.next_due,
-            self._receiver.next_due(tx),
+            self._parts.deliveries.next_due,
+            release.next_due(self._parts, tx),
             self._forwarder.next_due(tx),
         )
         return min((at for at in due if at is not None), default=None)
@@ -402,17 +408,24 @@ class DeliveryCoordinator:
         if ended.elapsed is not None:
             counted = CountedReceipt(ended.kind, "processed", ended.elapsed, ended.event_id)
             self._on_receipt(counted)
-        signals = self._sender.close_pair_numbers(tx, PairMoved(ended.pair))
+        signals = send.close_pair_numbers(self._parts, tx, PairMoved(ended.pair))
         turns = self._forwarder.end_forward(tx, ended)
         self.sent.status_changed(tx, ended.event_id)
         if ended.kind == EventKind.TASK_CREATE:
-            turns = (*turns, *self._on_task_notice(tx, ended))
+            turns = (*turns, *self._tell_hub(tx, ended))
         return (*signals, *turns) if signals or turns else NOTHING
+
+    def _amend_end(self, tx: Tx, amended: EndAmended) -> Decisions:
+        """Tell the original sender of forwarded mail, and callers that wait, what happened."""
+        counted = CountedReceipt(amended.kind, "processed", amended.elapsed, amended.event_id)
+        self._on_receipt(counted)
+        self.sent.status_changed(tx, amended.event_id)
+        return self._forwarder.amend_forward(tx, amended)
 
     def _end_turn(self, tx: Tx, turn: TurnEnded) -> Decisions:
         """The reply, and behind it the second receipt."""
         info = turn.info
-        reply = self._sender.replies.send_reply(tx, turn)
+        reply = engage.send_reply(self._parts, tx, turn)
         receipt = PROCESSED if reply is None else REPLIED
         if turn.outcome != "ok" or turn.reason:
             reason = turn.reason or None
@@ -420,9 +433,9 @@ class DeliveryCoordinator:
             receipt = Receipt(
                 status="processed", outcome=turn.outcome, reason=reason, replied=replied
             )
-        source = info.source_node or self._node.id
+        source = info.source_node or self._parts.node.id
         if info.kind == EventKind.TASK_CREATE:
-            self.apply_decisions(tx, self._on_task_notice(tx, turn))
+            self.apply_decisions(tx, self._tell_hub(tx, turn))
         processed = self.writer.append_receipt(
             tx, turn.to_agent, source, info.event_id, info.corr_id, receipt
         )
@@ -430,28 +443,27 @@ class DeliveryCoordinator:
 
     def _forward_mail(self, tx: Tx, forward: ForwardMail) -> Decisions:
         """Emit forwarded mail; if that fails, only this mail is lost."""
-        if forward.event.kind == EventKind.TASK_CREATE and (
-            decided := self._on_task_notice(tx, forward)
-        ):
+        if forward.event.kind == EventKind.TASK_CREATE and (decided := self._tell_hub(tx, forward)):
             return decided
         mark = tx.begin_operation()
         try:
             self._forwarder.record_forward(tx, forward)
-            self._receiver.reopen_number(tx, forward)
-            decisions = self._sender.emitter.emit_event(tx, forward.event, forward.route)
+            release.reopen_number(self._parts, tx, forward)
+            decisions = send.emit_event(self._parts, tx, forward.event, forward.route)
         except GatepostError as error:
             tx.undo_operation(mark)
             return self._forwarder.fail_forward(tx, forward, error)
         tx.keep_operation()
         return decisions
 
-    def _tell_hub(self, tx: Tx, notice: TaskRequested | TaskReported | JournalLost) -> Decisions:
-        return self._on_task_notice(tx, notice)
+    def _want_blob(self, tx: Tx, wanted: BlobWanted) -> None:
+        tx.add_effect(partial(self._on_blob_wanted, *wanted))
 
+    def _want_check(self, tx: Tx, wanted: CheckWanted) -> None:
+        tx.add_effect(partial(self._to_check.add, wanted.source))
 
-def _ignore_task_notice(tx: Tx, notice: TaskNotice) -> Decisions:
-    """A gateway without a hub."""
-    return NOTHING
+    def _tell_hub(self, tx: Tx, notice: TaskNotice) -> Decisions:
+        return self._parts.hub.apply_notice(tx, notice)
 
 
 def _ignore_event(*_: object) -> None:

@@ -1,20 +1,18 @@
 """Decisions: what one part of the core wants another part to do.
 
-The parts are the sender, the receiver, the forwarder and the transfers. A part changes its own
-tables and appends its own events, in the transaction it is given. It may read the tables of other
-parts, and calls none of them: it returns decisions, and the coordinator applies them. A decision is
-plain data, so a test can compare it.
+A module of delivery changes its own tables and appends its own events, in the transaction it is
+given. What has to happen at another module it returns as decisions, and the coordinator applies
+them. A decision is plain data, so a test can compare it.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gatepost.delivery.delivery_table import OpenDelivery
 from gatepost.delivery.outgoing import OutgoingEvent, SenderPair, TurnReply
-from gatepost.delivery.sender.delivery_table import OpenDelivery
 from gatepost.events import Envelope, Receipt, Signal
-from gatepost.journal.outbox import EventDraft
 from gatepost.routing import Route
-from gatepost.wire import EventInfo
+from gatepost.wire.operations import EventInfo
 
 # -- towards the receiver of this gateway
 
@@ -22,7 +20,7 @@ from gatepost.wire import EventInfo
 class OwnEvent(NamedTuple):
     """An event was appended that is for this gateway itself: take it in this transaction."""
 
-    draft: EventDraft
+    draft: Envelope
 
 
 # -- towards the sender of this gateway
@@ -95,6 +93,12 @@ class JournalLost(NamedTuple):
     node: str
 
 
+class NodeRevoked(NamedTuple):
+    """`node` was revoked from the room: nothing that it requested here is of use any more."""
+
+    node: str
+
+
 class ReaderResumed(NamedTuple):
     """Everything that the lost journal of `node` may have heard of is given up.
 
@@ -117,7 +121,10 @@ class DeliveryAccepted(NamedTuple):
 
 
 class DeliveryEnded(NamedTuple):
-    """A delivery came to its end. `elapsed` is None if no receipt ended it: it was given up."""
+    """A delivery came to its end. `elapsed` is None if no receipt ended it: it was given up.
+
+    `verdict` is what is known then of its last owner.
+    """
 
     event_id: str
     pair: SenderPair
@@ -126,6 +133,26 @@ class DeliveryEnded(NamedTuple):
     replies_to: str
     kind: str
     elapsed: int | None
+    verdict: str | None = None
+
+
+class EndAmended(NamedTuple):
+    """A delivery that was given up had its turn after all, `elapsed` ms after it was emitted."""
+
+    event_id: str
+    kind: str
+    outcome: str
+    reason: str | None
+    elapsed: int
+
+
+class VerdictArrived(NamedTuple):
+    """The last owner of a delivery that was given up, for `reason`, speaks of it after all."""
+
+    event_id: str
+    kind: str
+    reason: str
+    verdict: str
 
 
 class TurnEnded(NamedTuple):
@@ -195,6 +222,19 @@ class TaskReported(NamedTuple):
     envelope: Envelope
 
 
+class TaskReportWanted(NamedTuple):
+    """`source` asks what became of the task that its event `event_id` requested."""
+
+    source: str
+    event_id: str
+
+
+class EventsSkipped(NamedTuple):
+    """Events that `node` had for this gateway are gone for good."""
+
+    node: str
+
+
 class BlobMissing(NamedTuple):
     """The source of a blob says that it does not have it."""
 
@@ -208,6 +248,18 @@ class BlobWanted(NamedTuple):
     source: str
 
 
+class CheckWanted(NamedTuple):
+    """Requests of `source` are held until their contents are checked."""
+
+    source: str
+
+
+class BlobArrived(NamedTuple):
+    """A blob was fetched and verified."""
+
+    digest: str
+
+
 Decision = (
     OwnEvent
     | ReceiptArrived
@@ -219,8 +271,11 @@ Decision = (
     | ReaderRestored
     | ReaderResumed
     | JournalLost
+    | NodeRevoked
     | DeliveryAccepted
     | DeliveryEnded
+    | EndAmended
+    | VerdictArrived
     | TurnEnded
     | ForwardMail
     | ForwardEnded
@@ -228,8 +283,28 @@ Decision = (
     | TransferSignal
     | TaskRequested
     | TaskReported
+    | TaskReportWanted
+    | EventsSkipped
     | BlobMissing
     | BlobWanted
+    | CheckWanted
 )
 Decisions = Sequence[Decision]
 NOTHING: Decisions = ()
+
+# The hub is told of requests and reports of tasks, of the ends of their mail and deliveries, of
+# blobs, and of lost journals and lost events of other gateways. Mail with a task is forwarded to
+# another gateway only if the hub returns no decisions about it.
+TaskNotice = (
+    TaskRequested
+    | TaskReported
+    | TaskReportWanted
+    | EventsSkipped
+    | DeliveryEnded
+    | VerdictArrived
+    | TurnEnded
+    | ForwardMail
+    | JournalLost
+    | NodeRevoked
+    | BlobArrived
+)

@@ -4,9 +4,9 @@ A message is `emitted` into the outbox. Its owner's receipt makes it `accepted`;
 in time it is `retry_pending`, and is then emitted again, routed to another node, or given up. An
 accepted message ends as `processed`, or as `replied` if an answer came first. If neither comes in
 time that is an `incident`: the delivery can still end normally, but it is never retried. A
-`dead_letter` is a message the sender gave up; a later receipt of its last owner is noted beside it
-and changes nothing. In a restored journal every open delivery is in `doubt`: the sender asks its
-owner about it and never sends it again.
+`dead_letter` is a message the sender gave up. If its last owner says after all that the turn ended,
+or answers it, that amends the end: the sender reads what happened. In a restored journal every open
+delivery is in `doubt`: the sender asks its owner about it and never sends it again.
 """
 
 from enum import StrEnum
@@ -32,6 +32,8 @@ class DeliveryInput(StrEnum):
     REPLY = "reply"
     GIVE_UP = "give_up"
     DOUBT = "doubt"
+    AMEND = "amend"
+    AMEND_REPLY = "amend_reply"
 
 
 _S, _I = DeliveryState, DeliveryInput
@@ -62,6 +64,11 @@ TRANSITIONS: dict[tuple[DeliveryState, DeliveryInput], DeliveryState] = {
     (_S.RETRY_PENDING, _I.DOUBT): _S.INCIDENT,
     (_S.ACCEPTED, _I.DOUBT): _S.INCIDENT,
     (_S.INCIDENT, _I.DOUBT): _S.INCIDENT,
+    (_S.DEAD_LETTER, _I.AMEND): _S.PROCESSED,
+    # An owner that forwarded the mail, and gave that up, passes on an amendment of its own.
+    (_S.PROCESSED, _I.AMEND): _S.PROCESSED,
+    (_S.DEAD_LETTER, _I.AMEND_REPLY): _S.REPLIED,
+    (_S.PROCESSED, _I.AMEND_REPLY): _S.REPLIED,
 }
 
 TERMINAL_STATES = (DeliveryState.PROCESSED, DeliveryState.REPLIED, DeliveryState.DEAD_LETTER)

@@ -14,7 +14,7 @@ from gatepost.errors import GatepostError, InvalidTargets
 from gatepost.events import format_event_id, parse_event_id
 from gatepost.journal.transaction import Tx
 from gatepost.routing import RoutingDirectory
-from gatepost.wire import Failure, NewSend, Sent
+from gatepost.wire.operations import Failure, NewSend, Sent
 
 MAX_TARGETS = 1000
 

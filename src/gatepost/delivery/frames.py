@@ -14,6 +14,7 @@ from gatepost.errors import LinkError
 from gatepost.events import Signature
 from gatepost.events.chain import ChainHash
 from gatepost.events.ids import Digest
+from gatepost.proof.proof_file import MAX_GROUPS, MAX_SEEN, ProvenGroup, SeenHead
 
 VERSION = 1
 # No frame is larger than this, unless a single event or the proof of a single group is.
@@ -21,7 +22,10 @@ FRAME_BYTES = 256 * 1024
 FRAME_EVENTS = 1024
 PIECE_BYTES = 256 * 1024
 TRACE_STEPS = 1000
+LOG_BYTES = 64 * 1024
 _GROUP_BYTES = 160
+# To take an event costs as much as several messages of local agents.
+_EVENT_WORK = 4
 
 FrameName = Annotated[str, Meta(min_length=1, max_length=128)]
 FrameNumber = Annotated[int, Meta(ge=0, le=2**53 - 1)]
@@ -30,6 +34,7 @@ Incarnation = tuple[FrameName, FrameNumber]  # an incarnation and its first seq
 Position = tuple[FrameName, FrameName, FrameNumber]  # source, incarnation, how far it is read
 IncarnationList = Annotated[list[Incarnation], Meta(min_length=1, max_length=1000)]
 PositionList = Annotated[list[Position], Meta(max_length=20_000)]
+RawEventId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 FrameNames = Annotated[list[FrameName], Meta(max_length=10_000)]
 
 
@@ -118,7 +123,10 @@ class EventsFrame(LinkFrame, frozen=True, tag="events"):
     """All events for the reader of one incarnation of one outbox, up to and with `upto`.
 
     On the stream to a relay, `everyone` lists the events for everybody. An envelope does not tell
-    them from events that are for nobody but their own gateway.
+    them from events that are for nobody but their own gateway. On the stream of the source itself,
+    `confirmed` lists events of the reader's offers whose `confirm` comes behind `upto`: a reader
+    that catches up need not wait for those signals. They cost no credit, and an older gateway does
+    not read them.
     """
 
     source: FrameName
@@ -130,6 +138,7 @@ class EventsFrame(LinkFrame, frozen=True, tag="events"):
     groups: Annotated[list[CommitGroup], Meta(max_length=FRAME_EVENTS)] = []
     stream: FrameName = "own"
     everyone: Annotated[list[FrameNumber], Meta(max_length=FRAME_EVENTS)] = []
+    confirmed: Annotated[list[RawEventId], Meta(max_length=FRAME_EVENTS)] = []
 
 
 class TakenFrame(LinkFrame, frozen=True, tag="taken"):
@@ -196,6 +205,8 @@ class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
     """Asks for all steps of these events that concern the asker.
 
     The asker is the sender of this frame. Through a relay, `asker` asks `target` and signs that.
+    With `proof`, it asks for the evidence of the first event too, and whether the target saw these
+    `heads`. An older gateway answers without evidence.
     """
 
     id: FrameNumber
@@ -203,18 +214,50 @@ class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
     target: FrameName | None = None
     asker: FrameName | None = None
     signature: Annotated[bytes, Meta(max_length=64)] = b""
+    proof: bool = False
+    heads: Annotated[list[Position], Meta(max_length=MAX_GROUPS)] = []
 
 
 class TraceAnswer(LinkFrame, frozen=True, tag="trace_answer"):
     """`now` is the answerer's clock, by which the steps are dated.
 
-    An answer through a relay is signed. `problem` says why a relay has none.
+    An answer through a relay is signed. `problem` says why a relay has none. Each of the `groups`
+    and `seen` heads is signed for itself.
     """
 
     id: FrameNumber
     now: FrameNumber
     steps: Annotated[list[TraceStep], Meta(max_length=TRACE_STEPS)]
     signature: Annotated[bytes, Meta(max_length=64)] = b""
+    problem: Annotated[str, Meta(max_length=300)] = ""
+    groups: Annotated[list[ProvenGroup], Meta(max_length=MAX_GROUPS)] = []
+    seen: Annotated[list[SeenHead], Meta(max_length=MAX_SEEN)] = []
+
+
+class LogRequest(LinkFrame, frozen=True, tag="log_ask"):
+    """Asks for a piece of the log of a task that the sender requested, by its request's event.
+
+    A negative offset counts from the end.
+    """
+
+    id: FrameNumber
+    task_id: FrameName
+    offset: Annotated[int, Meta(ge=-(2**53 - 1), le=2**53 - 1)]
+
+
+class LogAnswer(LinkFrame, frozen=True, tag="log_answer"):
+    """A piece of a log from `offset` on, and the states of its task and session.
+
+    `is_complete`: nothing follows. `is_busy`: ask again later. `problem` says why there is none.
+    """
+
+    id: FrameNumber
+    offset: FrameNumber = 0
+    data: Annotated[bytes, Meta(max_length=LOG_BYTES)] = b""
+    is_complete: bool = False
+    state: Annotated[str, Meta(max_length=32)] = ""
+    session_state: Annotated[str, Meta(max_length=32)] = ""
+    is_busy: bool = False
     problem: Annotated[str, Meta(max_length=300)] = ""
 
 
@@ -232,6 +275,8 @@ AnyFrame = (
     | BlobPiece
     | TraceRequest
     | TraceAnswer
+    | LogRequest
+    | LogAnswer
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -242,6 +287,11 @@ def frame_weight(frame: EventsFrame) -> int:
     """The bytes of credit that a frame costs its reader."""
     proof = sum(len(group.digests) + _GROUP_BYTES for group in frame.groups)
     return sum(map(len, frame.events)) + proof
+
+
+def frame_work(frame: EventsFrame) -> int:
+    """The share of a commit group that a frame of events takes."""
+    return 1 + _EVENT_WORK * (len(frame.events) + len(frame.confirmed))
 
 
 def encode_frame(frame: LinkFrame) -> bytes:

@@ -2,23 +2,38 @@
 
 from gatepost.delivery.decisions import NOTHING, Decisions, OwnEvent, ReceiptArrived
 from gatepost.delivery.local_node import LocalNode
-from gatepost.events import EventKind, Receipt, Signal, encode_payload
-from gatepost.journal.outbox import EVERYBODY, EventDraft, Outbox
+from gatepost.delivery.outgoing import SenderPair
+from gatepost.events import Envelope, EventKind, Receipt, Signal, encode_payload
+from gatepost.events.reserved_names import GATEWAY
+from gatepost.journal.outbox import EVERYBODY, Outbox
 from gatepost.journal.transaction import Tx
 
 ACCEPTED = Receipt(status="accepted")
 PROCESSED = Receipt(status="processed", outcome="ok")
 REPLIED = Receipt(status="processed", outcome="ok", replied=True)
+# The refusal of a gateway that was restored from a backup: it may have dealt with the event.
+RESTORED = "restored from a backup"
 KEPT = Receipt(status="processed", outcome="kept")
 _ENCODED = {receipt: encode_payload(receipt) for receipt in (ACCEPTED, PROCESSED, REPLIED, KEPT)}
 
-# The name under which a gateway itself speaks, when no agent does.
-GATEWAY = "gateway"
+
+def draft_acceptance(offer: int, now: int = 0, eta_secs: int | None = None) -> Receipt:
+    """The receipt for an accepted event, or for this offer of it, with the ETA of a task."""
+    if eta_secs is None:
+        return Receipt(status="accepted", offer=offer) if offer else ACCEPTED
+    eta_at = now + eta_secs * 1000
+    return Receipt(status="accepted", offer=offer, eta_at=eta_at, eta_seconds=eta_secs)
 
 
-def draft_acceptance(offer: int) -> Receipt:
-    """The receipt for an accepted event, or for this offer of it."""
-    return Receipt(status="accepted", offer=offer) if offer else ACCEPTED
+def draft_pair_closed(pair: SenderPair, through: int) -> Signal:
+    """The signal that every number of a pair up to and with `through` is closed."""
+    return Signal(
+        signal="pair_closed",
+        from_agent=pair.from_agent,
+        to_agent=pair.to_agent,
+        origin_node_id=pair.origin_node or None,
+        through=through,
+    )
 
 
 class OutboxWriter:
@@ -31,13 +46,13 @@ class OutboxWriter:
         live = self._outbox.live_nodes
         return node in live or EVERYBODY in live
 
-    def append(self, tx: Tx, draft: EventDraft) -> Decisions:
+    def append(self, tx: Tx, draft: Envelope) -> Decisions:
         """Append an event; one for this gateway itself is to be taken at once."""
         tx.append_event(draft)
         return (OwnEvent(draft),) if draft.to_node_id == self._node.id else NOTHING
 
     def append_signal(self, tx: Tx, node: str, ref: str | None, signal: Signal) -> Decisions:
-        draft = EventDraft(
+        draft = Envelope(
             event_id=self._node.event_ids.next_id(),
             kind=EventKind.SIGNAL,
             source_agent_id=signal.from_agent or GATEWAY,
@@ -46,6 +61,19 @@ class OutboxWriter:
             payload=encode_payload(signal),
         )
         return self.append(tx, draft)
+
+    def append_record(self, tx: Tx, ref: str, signal: Signal) -> None:
+        """Append a signal to ourselves that changes nothing: for the archive."""
+        tx.append_event(
+            Envelope(
+                event_id=self._node.event_ids.next_id(),
+                kind=EventKind.SIGNAL,
+                source_agent_id=GATEWAY,
+                to_node_id=self._node.id,
+                ref_event_id=ref,
+                payload=encode_payload(signal),
+            )
+        )
 
     def append_receipt(
         self, tx: Tx, by: str, source: str, ref: str, corr_id: str, receipt: Receipt
@@ -56,8 +84,8 @@ class OutboxWriter:
 
     def draft_receipt(
         self, by: str, source: str, ref: str, corr_id: str, receipt: Receipt
-    ) -> EventDraft:
-        return EventDraft(
+    ) -> Envelope:
+        return Envelope(
             event_id=self._node.event_ids.next_id(),
             kind=EventKind.ACK,
             source_agent_id=by,

@@ -3,20 +3,22 @@
 Since the backup the gateway may have done anything, and nobody can tell. So mail that waits or is
 in flight becomes dead letters, and its senders are told. Events that were taken and not accepted
 are handed back to their sender's judgement. The owners of open deliveries are asked about them, and
-nothing is sent again. Invites, sessions and tickets are void.
+nothing is sent again. Invites, sessions and tickets are void. The rules are in
+`gatepost.delivery.incarnations`.
 """
 
 from gatepost.delivery.assembly import DeliveryCore
-from gatepost.delivery.sender.receipts import RESTORED
+from gatepost.delivery.outbox_writer import RESTORED
+from gatepost.delivery.recover import doubt_open
+from gatepost.delivery.release import disown_undecided
 from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.facts import save_fact
+from gatepost.journal.incarnations import add_restored_incarnation
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox.dead_letters import purge_mailbox
 from gatepost.mailbox.leases import Lease, release_lease
 
 _SELECT_LAST_SEQ = "SELECT coalesce(max(last_seq), 0) FROM head"
-_RECORD_FACTS = """
-INSERT OR REPLACE INTO fact (name, value) VALUES ('incarnation', ?), ('leap', ?), ('restored_at', ?)
-"""
 # Each of these may have been used, or revoked, since the backup.
 _VOID = (
     "UPDATE invite SET revoked_at = ? WHERE used_at IS NULL AND revoked_at IS NULL",
@@ -37,10 +39,9 @@ _SELECT_MAILBOX = "SELECT id FROM mailbox WHERE waiting > 0 LIMIT 1"
 def begin_incarnation(tx: Tx, incarnation: str, leap: int) -> int:
     """Begin a new incarnation; returns its first seq. `leap` is how far room versions jump."""
     ((last,),) = tx.fetch_all(_SELECT_LAST_SEQ)
-    # An incarnation without events leaves no trace.
-    tx.execute("DELETE FROM incarnation WHERE first_seq = ?", (last + 1,))
-    tx.execute("INSERT INTO incarnation (id, first_seq) VALUES (?, ?)", (incarnation, last + 1))
-    tx.execute(_RECORD_FACTS, (incarnation, leap, tx.now))
+    add_restored_incarnation(tx, incarnation, last + 1)
+    for name, value in (("incarnation", incarnation), ("leap", leap), ("restored_at", tx.now)):
+        save_fact(tx, name, value)
     tx.execute(_RENEW_PAIRS)
     tx.execute(_ASSUME_ALL_SENT)
     tx.execute(_FORGET_RESUMED)
@@ -60,9 +61,9 @@ def quarantine(tx: Tx, core: DeliveryCore, limit: int) -> int:
     """
     if buried := _bury_mail(tx, core, limit):
         return buried
-    count, decisions = core.receiver.disown_undecided(tx)
+    count, decisions = disown_undecided(core.parts, tx)
     if not count:
-        count, decisions = core.sender.recovery.doubt_open(tx, limit)
+        count, decisions = doubt_open(core.parts, tx, limit)
     core.coordinator.apply_decisions(tx, decisions)
     return count
 

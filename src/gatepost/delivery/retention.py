@@ -7,6 +7,7 @@ it comes back it gets them from the archive, if they are there.
 
 from gatepost.delivery.assembly import DeliveryCore
 from gatepost.delivery.incidents import IncidentLog
+from gatepost.delivery.release import expire_event
 from gatepost.delivery.routes import RouteFinder
 from gatepost.journal.outbox import EVERYBODY
 from gatepost.journal.transaction import Tx
@@ -14,6 +15,7 @@ from gatepost.mailbox import MailState
 
 # People look at incidents long after everything else about them is gone.
 _KEEP_INCIDENTS_MS = 30 * 86_400_000
+_KEEP_OF_CLASS = 10_000
 
 _HEX = "lower(hex(event_id))"
 _PARTS = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
@@ -50,6 +52,11 @@ DELETE FROM forwarded WHERE event_id IN (
 _FORGET_INCIDENTS = """
 DELETE FROM incident WHERE id IN (SELECT id FROM incident WHERE raised_at <= ? LIMIT ?)
 """
+_COUNT_INCIDENTS = "SELECT class, count(*) FROM incident GROUP BY class HAVING count(*) > ?"
+_FORGET_OLDEST = """
+DELETE FROM incident
+WHERE id IN (SELECT id FROM incident WHERE class = ? ORDER BY raised_at LIMIT ?)
+"""
 # Held or offered events that have expired: their sender decides nothing about them any more.
 _SELECT_EXPIRED = """
 SELECT i.source, i.event_id FROM inbox i
@@ -78,11 +85,14 @@ def forget_closed(tx: Tx, core: DeliveryCore, before: int, batch: int) -> int:
     """Forget rows that were closed before that time; returns how many. Repeat it until 0."""
     expired = tx.fetch_all(_SELECT_EXPIRED, (before, tx.now, batch))
     for source, event_id in expired:
-        core.coordinator.apply_decisions(tx, core.receiver.expire_event(tx, source, event_id))
+        core.coordinator.apply_decisions(tx, expire_event(core.parts, tx, source, event_id))
     gone = len(expired)
     incidents = (_FORGET_INCIDENTS, tx.now - _KEEP_INCIDENTS_MS)
     for sql, moment in ((_FORGET_INBOX, before), (_FORGET_FORWARDS, before), incidents):
         tx.execute(sql, (moment, batch))
+        gone += tx.changed_rows()
+    for kind, count in tx.fetch_all(_COUNT_INCIDENTS, (_KEEP_OF_CLASS,)):
+        tx.execute(_FORGET_OLDEST, (kind, min(batch, count - _KEEP_OF_CLASS)))
         gone += tx.changed_rows()
     return gone
 

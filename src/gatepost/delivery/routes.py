@@ -3,6 +3,7 @@
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import NoRoute, Revoked
+from gatepost.events.reserved_names import is_reserved_name
 from gatepost.journal.transaction import Tx
 from gatepost.routing import Route, RoutingDirectory, decide_route, may_speak_for
 
@@ -63,11 +64,19 @@ class RouteFinder:
         """Whether mail between these agents may come from `node`.
 
         An agent speaks from the node it lives behind. Mail that moved with its receiver comes from
-        a node the receiver has lived behind, no matter which agent sent it.
+        a node the receiver has lived behind, no matter which agent sent it. Every node speaks under
+        the reserved names for itself, and passes on what others said under them in that way alone.
         """
+        if forwarded and is_reserved_name(from_agent):
+            home = self.directory.agents.get(to_agent)
+            return home is not None and node in (home.owner, *home.former)
         if may_speak_for(self.directory, node, from_agent):
             return True
         return forwarded and may_speak_for(self.directory, node, to_agent)
+
+    @property
+    def own_node(self) -> str:
+        return self._node.id
 
     def is_online(self, node: str | None) -> bool:
         return self.directory.is_online(node)

@@ -8,16 +8,19 @@ from msgspec import UNSET, UnsetType
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
 from gatepost.errors import IdempotencyConflict, InvalidRequest
 from gatepost.events import (
+    Envelope,
     EventIdGenerator,
     EventKind,
+    Trace,
     check_digest,
     fingerprint_content,
     format_event_id,
     parse_event_id,
 )
+from gatepost.events.reserved_names import require_sender_name
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox.policy import check_delay
-from gatepost.wire import NewSend
+from gatepost.wire.operations import NewSend
 
 _SELECT_KEY = "SELECT fingerprint, event_id FROM idempotency WHERE agent = ? AND key = ?"
 _SELECT_SENT = "SELECT from_agent, to_agent, fingerprint FROM delivery WHERE event_id = ?"
@@ -41,8 +44,9 @@ class UsedKey(NamedTuple):
 def check_send(new: NewSend) -> None:
     """Check what a decoder cannot: a message has one payload or reference, and one kind of target.
 
-    InvalidRequest if it has not.
+    InvalidRequest if it has not; ReservedName for a sender that only a gateway is.
     """
+    require_sender_name(new.from_agent)
     if bool(new.to_agent) != isinstance(new.to_agents, UnsetType):
         raise InvalidRequest("a message needs either `to_agent` or `to_agents`")
     if isinstance(new.payload, UnsetType) == isinstance(new.payload_ref, UnsetType):
@@ -65,6 +69,9 @@ def fingerprint_send(new: NewSend, content: bytes | None = None) -> bytes:
     content = content or fingerprint_payload(new) or str(new.payload_ref).encode()
     given = (new.ttl_secs, new.priority, new.order, new.not_before, new.max_retries)
     terms = "" if given == _NO_TERMS else " ".join(str(_value_or_none(each)) for each in given)
+    # Without one, the fingerprint is that of gateways that knew of no subject.
+    if not isinstance(new.subject, UnsetType):
+        terms += f" subject={new.subject}"
     mark = blake2b(content, digest_size=16)
     mark.update(f"{len(content)} {new.to_agent} {terms}".encode())
     return mark.digest()
@@ -110,27 +117,32 @@ def choose_event_id(new: NewSend, ids: EventIdGenerator) -> str:
 
 def outgoing_message(new: NewSend, event_id: str, fingerprint: bytes, now: int) -> OutgoingEvent:
     parse_event_id(event_id)
-    out = OutgoingEvent(
-        event_id,
-        EventKind.MESSAGE,
-        new.from_agent,
-        new.to_agent,
-        event_id if isinstance(new.corr_id, UnsetType) else new.corr_id,
-        EMPTY_PAYLOAD if isinstance(new.payload, UnsetType) else bytes(new.payload),
-        digest=None if new.payload_ref is UNSET else new.payload_ref,
-        traceparent=None if new.traceparent is UNSET else new.traceparent,
-        replies_to=new.replies,
-        fingerprint=fingerprint,
-        priority=None if new.priority is UNSET else new.priority,
+    ttl = None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000)
+    not_before = None
+    if not isinstance(new.not_before, UnsetType):
+        not_before = int(new.not_before * 1000)
+        check_delay(now, not_before, ttl)
+    envelope = Envelope(
+        event_id=event_id,
+        kind=EventKind.MESSAGE,
+        source_agent_id=new.from_agent,
+        to_agent_id=new.to_agent,
+        corr_id=event_id if new.corr_id is UNSET else new.corr_id,
+        expires_at=None if ttl is None else now + ttl,
         order=None if new.order is UNSET else new.order,
+        not_before=not_before,
         max_retries=None if new.max_retries is UNSET else new.max_retries,
+        subject=None if new.subject is UNSET else new.subject,
+        trace=None if new.traceparent is UNSET else Trace(traceparent=new.traceparent),
     )
-    if new.ttl_secs is not UNSET:
-        out.ttl = int(new.ttl_secs * 1000)
-    if new.not_before is not UNSET:
-        out.not_before = int(new.not_before * 1000)
-        check_delay(now, out.not_before, out.ttl)
-    return out
+    return OutgoingEvent(
+        envelope,
+        EMPTY_PAYLOAD if isinstance(new.payload, UnsetType) else bytes(new.payload),
+        None if new.payload_ref is UNSET else new.payload_ref,
+        None if new.priority is UNSET else new.priority,
+        new.replies,
+        fingerprint,
+    )
 
 
 def _value_or_none(value: T | UnsetType) -> T | None:

@@ -10,7 +10,7 @@ from gatepost.errors import GatepostError, UnknownMessage
 from gatepost.events import parse_event_id
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
-from gatepost.wire import Sent
+from gatepost.wire.operations import Sent
 
 _SELECT_SENT = """
 SELECT d.corr_id, d.state, d.node, d.outcome, d.reason, d.accepted_at, d.processed_at, d.emitted_at,

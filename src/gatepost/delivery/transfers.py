@@ -16,7 +16,7 @@ from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.routes import RouteFinder
 from gatepost.events import Signal
 from gatepost.journal.transaction import Tx
-from gatepost.wire import AgentInfo
+from gatepost.wire.gateway_views import AgentInfo
 
 _REQUEST = "transfer_request"
 _REFUSAL = "transfer_refused"
@@ -74,17 +74,22 @@ class Transfers:
         home = self._routes.directory.agents.get(agent.id)
         if home is None:
             return agent
-        problem = self._find_problem(agent)
+        problem = "" if agent.standby else self.find_problem(agent.id)
         return replace(agent, owner=home.owner, rivals=home.rivals, problem=problem)
 
-    def _find_problem(self, agent: AgentInfo) -> str:
-        owner = None if agent.standby else self.owner_elsewhere(agent.id)
+    def find_problem(self, agent: str) -> str:
+        """Why mail for an agent that is hosted here goes elsewhere; empty if it does not."""
+        owner = self.owner_elsewhere(agent)
         if owner is None:
             return ""
-        refusal = self.refused.get(agent.id)
+        refusal = self.refused.get(agent)
         if refusal is not None and refusal.node == owner:
-            return refusal.explain(agent.id, self._node_id)
-        return f"it lives behind {owner}, which has not answered yet"
+            return refusal.explain(agent, self._node_id)
+        return (
+            f"it lives behind {owner}, which was asked for it and has not answered yet: run it"
+            f" there, or let the operator of {owner} run `gatepost agent give {agent}"
+            f" {self._node_id}`"
+        )
 
     def ask_owner(self, tx: Tx, agent: str, owner: str | None = None) -> str | None:
         """Ask the owner of an agent for it. Returns the owner; None if no other node owns it."""

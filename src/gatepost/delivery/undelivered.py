@@ -1,7 +1,7 @@
 """Undelivered messages: given up by their sender, and kept until they are replayed or discarded.
 
-The last owner of a message may have taken the turn though its sender never heard of it. So a
-message is replayed only if that cannot be, or by force.
+The last owner of a message may have run its turn without the sender hearing of it. A message for
+which that is possible is replayed only with `force`.
 """
 
 from collections.abc import Callable
@@ -9,23 +9,18 @@ from collections.abc import Callable
 from msgspec import UNSET, Raw, Struct
 
 from gatepost.delivery.assembly import DeliveryCore
-from gatepost.delivery.outgoing import OutgoingEvent
-from gatepost.delivery.sender.emitting import NEVER_SENT
-from gatepost.delivery.sender.lost_owners import OpenFilter
-from gatepost.delivery.sender.receipts import RESTORED
+from gatepost.delivery.delivery_table import NEVER_SENT
+from gatepost.delivery.outbox_writer import RESTORED
+from gatepost.delivery.reroute import OpenFilter, give_up_open
+from gatepost.delivery.undelivered_table import UndeliveredMessage, select_undelivered
 from gatepost.errors import GatepostError, UnknownMessage, UnsafeReplay
-from gatepost.events import Order, format_event_id, parse_event_id
+from gatepost.events import parse_event_id
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.conditions import join_conditions, optional_millis, optional_value
-from gatepost.journal.transaction import Row, Tx
-from gatepost.wire import Failure, Replayed, Undelivered
+from gatepost.journal.transaction import Tx
+from gatepost.wire.gateway_views import Replayed, Undelivered
+from gatepost.wire.operations import Failure
 
-_COLUMNS = """
-event_id, kind, from_agent, to_agent, corr_id, node, reason, attempts, failed_at, verdict,
-digest, replayed_as, payload, traceparent, ref_id, verdict_at,
-ordering, max_retries
-"""
-_SELECT_PAGE = f"SELECT {_COLUMNS} FROM undelivered WHERE (failed_at, event_id) > (?, ?)"
 _SELECT_POSITION = "SELECT failed_at, event_id FROM undelivered WHERE event_id = ?"
 # Reasons after which a refusal of the last owner can be relied on: no journal was lost.
 _RELIABLE = ("no_route", "expired", "exhausted", "refused")
@@ -61,51 +56,6 @@ class UndeliveredFilter(Struct, forbid_unknown_fields=True):
         )
 
 
-class UndeliveredMessage(Struct, frozen=True):
-    """One row of the table."""
-
-    event_id: bytes
-    kind: str
-    from_agent: str
-    to_agent: str
-    corr_id: str
-    node: str | None
-    reason: str
-    attempts: int
-    failed_at: int
-    verdict: str | None
-    digest: str | None
-    replayed_as: str | None
-    payload: bytes
-    traceparent: str | None
-    ref_id: bytes | None
-    verdict_at: int | None = None
-    ordering: Order | None = None
-    max_retries: int | None = None
-
-    @property
-    def id(self) -> str:
-        return format_event_id(self.event_id)
-
-    def outgoing_event(self, event_id: str) -> OutgoingEvent:
-        """The same message as a new event, caused by the old one."""
-        return OutgoingEvent(
-            event_id,
-            self.kind,
-            self.from_agent,
-            self.to_agent,
-            self.corr_id,
-            self.payload,
-            digest=self.digest,
-            ref_event_id=None if self.ref_id is None else format_event_id(self.ref_id),
-            traceparent=self.traceparent,
-            replies_to="mailbox",
-            causation_id=self.id,
-            order=self.ordering,
-            max_retries=self.max_retries,
-        )
-
-
 # Sends a message again and returns the new event's id.
 Resend = Callable[[Tx, UndeliveredMessage], str]
 
@@ -125,15 +75,14 @@ def find_undelivered(
     """Oldest first; `after` is the event id the previous page ended with."""
     start = _page_start(tx, after) if after else (-1, b"")
     sql, values = wanted.where_clause()
-    query = f"{_SELECT_PAGE}{sql} ORDER BY failed_at, event_id LIMIT ?"
-    return [UndeliveredMessage(*row) for row in tx.fetch_all(query, (*start, *values, limit))]
+    return select_undelivered(tx, start, sql, values, limit)
 
 
-def _page_start(tx: Tx, event_id: str) -> Row:
+def _page_start(tx: Tx, event_id: str) -> tuple[int, bytes]:
     row = tx.fetch_one(_SELECT_POSITION, (parse_event_id(event_id),))
     if row is None:
         raise UnknownMessage(f"no undelivered message {event_id} here")
-    return row
+    return row[0], row[1]
 
 
 def view_message(message: UndeliveredMessage, *, with_payload: bool) -> Undelivered:
@@ -154,6 +103,7 @@ def view_message(message: UndeliveredMessage, *, with_payload: bool) -> Undelive
         message.digest,
         message.replayed_as,
         message.verdict_at,
+        message.subject,
     )
 
 
@@ -190,7 +140,7 @@ def _check_replay(message: UndeliveredMessage, force: bool) -> None:
 
 def give_up_messages(tx: Tx, core: DeliveryCore, wanted: OpenFilter, limit: int, actor: str) -> int:
     """Give up open messages whose owner never comes back; returns how many."""
-    decisions = core.sender.lost_owners.give_up_open(tx, wanted, limit, actor)
+    decisions = give_up_open(core.parts, tx, wanted, limit, actor)
     core.coordinator.apply_decisions(tx, decisions)
     for decision in decisions:
         record_audit_entry(tx, actor, "undelivered.give_up", decision.delivery.id, "")

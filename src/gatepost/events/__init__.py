@@ -21,6 +21,7 @@ from gatepost.events.encryption import (
     verify_signature,
 )
 from gatepost.events.envelope import (
+    SKILL_DISTRIBUTION,
     DeadLetterNotice,
     Envelope,
     MaxRetries,
@@ -62,6 +63,7 @@ __all__ = [
     "KNOWN_KINDS",
     "LEGACY_KINDS",
     "REPORT_KINDS",
+    "SKILL_DISTRIBUTION",
     "TRACKED_KINDS",
     "AgentId",
     "Blob",

@@ -95,6 +95,8 @@ def _rename_fields(fields: _Fields, names: dict[str, str]) -> _Fields:
 
 
 def _normalize_event(envelope: Envelope) -> Envelope:
+    if envelope.is_draft:
+        raise MalformedEvent(f"event {envelope.event_id} lacks its seq, source or time")
     if envelope.payload_ref is not None and envelope.payload is not UNSET:
         raise MalformedEvent(f"event {envelope.event_id} has both payload and payloadRef")
     if envelope.kind in LEGACY_KINDS:

@@ -130,13 +130,9 @@ class PayloadCipher:
         self, encrypted: EncryptedPayload, content_key: bytes, *, event_id: str, source_node_id: str
     ) -> bytes:
         """Decrypt a payload with its content key, as the sender can."""
-        try:
-            bound, data = _associated_data(event_id, source_node_id), encrypted.data
-            return crypto_aead_xchacha20poly1305_ietf_decrypt(
-                data[_PAYLOAD_NONCE:], bound, data[:_PAYLOAD_NONCE], content_key
-            )
-        except _DECRYPTION_ERRORS:
-            raise EncryptionError(f"payload of event {event_id} was altered or misplaced") from None
+        return decrypt_payload(
+            encrypted, content_key, event_id=event_id, source_node_id=source_node_id
+        )
 
     def replace_recipients(
         self, encrypted: EncryptedPayload, content_key: bytes, recipients: Iterable[bytes]
@@ -156,17 +152,26 @@ class PayloadCipher:
 
     def unwrap_key(self, keys: Mapping[str, bytes], wrapped_by: bytes) -> bytes:
         """Unwrap this node's copy of a content key."""
+        if self._key.fingerprint not in keys:
+            raise EncryptionError(f"not encrypted for this node ({self._key.fingerprint})")
+        return self._unwrap_key(keys[self._key.fingerprint], wrapped_by)
+
+    def unwrap_own_key(self, keys: Mapping[str, bytes], recipients: Iterable[bytes]) -> bytes:
+        """Unwrap a content key that this node wrapped for one of these public keys.
+
+        The key of a box is shared, so its writer can open it too.
+        """
+        for public in recipients:
+            if (wrapped := keys.get(fingerprint_key(public))) is not None:
+                return self._unwrap_key(wrapped, public)
+        raise EncryptionError("encrypted for a node whose key is not known here")
+
+    def _unwrap_key(self, wrapped: bytes, other: bytes) -> bytes:
         try:
-            wrapped, key = keys[self._key.fingerprint], self._shared_key(wrapped_by)
+            key = self._shared_key(other)
             return crypto_box_open_easy_afternm(wrapped[_WRAP_NONCE:], wrapped[:_WRAP_NONCE], key)
-        except KeyError:
-            raise EncryptionError(
-                f"not encrypted for this node ({self._key.fingerprint})"
-            ) from None
         except _DECRYPTION_ERRORS:
-            raise EncryptionError(
-                f"content key is not from {fingerprint_key(wrapped_by)}"
-            ) from None
+            raise EncryptionError(f"content key is not from {fingerprint_key(other)}") from None
 
     def _wrap_key_for(self, content_key: bytes, public: bytes) -> bytes:
         nonce = self._clock.random(_WRAP_NONCE)
@@ -178,6 +183,19 @@ class PayloadCipher:
             return box.shared_key()
         except CryptoError:
             raise EncryptionError(f"{fingerprint_key(public)} is not a usable node key") from None
+
+
+def decrypt_payload(
+    encrypted: EncryptedPayload, content_key: bytes, *, event_id: str, source_node_id: str
+) -> bytes:
+    """Decrypt a payload with its content key; EncryptionError if it was altered or misplaced."""
+    try:
+        bound, data = _associated_data(event_id, source_node_id), encrypted.data
+        return crypto_aead_xchacha20poly1305_ietf_decrypt(
+            data[_PAYLOAD_NONCE:], bound, data[:_PAYLOAD_NONCE], content_key
+        )
+    except _DECRYPTION_ERRORS:
+        raise EncryptionError(f"payload of event {event_id} was altered or misplaced") from None
 
 
 def _associated_data(event_id: str, source_node_id: str) -> bytes:

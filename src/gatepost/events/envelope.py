@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gatepost.events.ids import AgentId, Digest, EventId, MsgId, NodeId
+from gatepost.events.kinds import EventKind
 
 # The largest integer that every JSON reader, JavaScript included, represents exactly.
 MAX_JSON_INT = 2**53 - 1
@@ -19,6 +20,11 @@ Label = Annotated[str, Meta(max_length=256)]
 # The order of a sender's messages in a mailbox: first in, first out, or none.
 Order = Literal["fifo", "none"]
 MaxRetries = Annotated[int, Meta(ge=0, le=1000)]
+# What a message is about, for people. It is not encrypted.
+Subject = Annotated[str, Meta(min_length=1, max_length=200)]
+
+# The time of a draft. No event is that old.
+NOT_WRITTEN = -1
 
 
 class PayloadRef(Struct, frozen=True, rename="camel"):
@@ -37,16 +43,27 @@ class Trace(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """How the event was routed, and its OpenTelemetry parent."""
+    """How the event was routed, and its OpenTelemetry parent.
 
-    attempt: NonNegativeInt = 1
+    Every new trace states its attempt, the first one too. Older gateways left it out.
+    """
+
+    attempt: NonNegativeInt | None = None
     route_decision: Label | None = None
     policy_version: NonNegativeInt | Label | None = None
     traceparent: Label | None = None
 
 
+# The type of the tasks by which gateways distribute delegation skills, and no agent does.
+SKILL_DISTRIBUTION = "skill_distribution"
+
+
 class TaskInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The public part of a task: its capability, progress and outcome, but not its content."""
+    """The public part of a task: its capability, progress and outcome, but not its content.
+
+    `root_id` is the id that its requester knows, in a request that has another one: another
+    attempt, or one that was handed on.
+    """
 
     capability_id: AgentId | None = None
     capability_version: Label | None = None
@@ -57,6 +74,7 @@ class TaskInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=
     eta_seconds: NonNegativeInt | None = None
     progress: Annotated[float, Meta(ge=0, le=1)] | None = None
     failure_class: Label | None = None
+    root_id: EventId | None = None
 
 
 class Envelope(
@@ -68,6 +86,9 @@ class Envelope(
     forbid_unknown_fields=True,
 ):
     """One event of an outbox; `(source_node_id, event_id)` is its identity everywhere.
+
+    A gateway drafts its own event without seq, source and time. The outbox adds these when it
+    writes the event; an event of another gateway that lacks them is malformed.
 
     `pair_seq` 0 means that the event is outside the order of any pair. All pair numbers before
     `pair_base` are closed, so a receiver does not wait for them. An event with the `order` none has
@@ -81,11 +102,11 @@ class Envelope(
     """
 
     event_id: EventId
-    seq: Seq
+    seq: Seq = 0
     pair_seq: NonNegativeInt = 0
     pair_base: Seq = 1
     prev_seq_to: NonNegativeInt = 0
-    source_node_id: NodeId
+    source_node_id: NodeId = ""
     source_agent_id: AgentId
     to_node_id: NodeId | None = None
     to_agent_id: AgentId | None = None
@@ -95,22 +116,35 @@ class Envelope(
     causation_id: EventId | None = None
     origin_event_id: EventId | None = None
     origin_node_id: NodeId | None = None
-    created_at: EpochMs
+    created_at: EpochMs = NOT_WRITTEN
     expires_at: EpochMs | None = None
     attempt: NonNegativeInt = 1
     priority: Priority = 0
     order: Order | None = None
     not_before: EpochMs | None = None
     max_retries: MaxRetries | None = None
+    subject: Subject | None = None
     offer: NonNegativeInt = 0
     payload: Raw | UnsetType = UNSET
     payload_ref: PayloadRef | None = None
     task: TaskInfo | None = None
     trace: Trace | None = None
 
+    @property
+    def is_draft(self) -> bool:
+        """Whether it lacks what the outbox adds."""
+        return not self.seq or not self.source_node_id or self.created_at == NOT_WRITTEN
+
+    @property
+    def is_skill_distribution(self) -> bool:
+        """Whether it requests a task by which a gateway distributes a delegation skill."""
+        if self.kind != EventKind.TASK_CREATE or self.task is None:
+            return False
+        return self.task.task_type == SKILL_DISTRIBUTION
+
 
 ReceiptStatus = Literal["accepted", "refused", "processed"]
-TurnOutcome = Literal["ok", "failed", "dead_letter", "expired", "kept"]
+TurnOutcome = Literal["ok", "dead_letter", "expired", "kept"]
 
 
 class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -156,11 +190,13 @@ SignalName = Literal[
     "withdraw",
     "pair_closed",
     "status_request",
+    "report_request",
     "held",
     "expire",
     "restored",
     "resumed",
     "forgotten",
+    "amended",
     "incident",
     "notice",
 ]
@@ -174,12 +210,14 @@ class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     `to_agent` up to and including pair number `through` are closed, on every gateway; with
     `origin_node_id`, those that were forwarded for that node.
     `status_request` asks for the receipts again; `expire` does too, and takes the event back while
-    it is held. `held` says that the receiver has the event it refers to and cannot accept it yet,
+    it is held. `report_request` asks for the last report of the task that the event it refers to
+    requested. `held` says that the receiver has the event it refers to and cannot accept it yet,
     for `reason`. `restored` says that the journal of the sender was restored: it is the incarnation
     `text` now, and has read the incarnation `incarnation` of the receiver's outbox up to `through`.
     `resumed` answers: everything that the lost journal may have heard of is given up, up to event
     `through`, and the events behind that are new to it. `forgotten` answers `held`: the journal of
-    the sender was restored to a time before the event it refers to.
+    the sender was restored to a time before the event it refers to. `amended` is for the archive of
+    its gateway alone: an event that was given up had its turn, and ended as `reason` says.
     """
 
     signal: SignalName | Label

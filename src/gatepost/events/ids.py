@@ -12,7 +12,8 @@ from gatepost.errors import InvalidId
 
 # Not "$" but "\Z": "$" would let a trailing newline through.
 _UUID7_PATTERN = r"\A[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z"
-_NAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_NAME_PATTERN = rf"\A{NAME_PATTERN}\Z"
 _MSG_ID_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._:@+-]{0,255}\Z"
 _DIGEST_PATTERN = r"\Asha256:[0-9a-f]{64}\Z"
 
@@ -20,6 +21,9 @@ EventId = Annotated[str, Meta(pattern=_UUID7_PATTERN, max_length=36)]
 AgentId = Annotated[str, Meta(pattern=_NAME_PATTERN, max_length=128)]
 NodeId = Annotated[str, Meta(pattern=_NAME_PATTERN, max_length=128)]
 MsgId = Annotated[str, Meta(pattern=_MSG_ID_PATTERN, max_length=256)]
+CapabilityId = AgentId
+NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
+CapabilityIds = Annotated[tuple[CapabilityId, ...], Meta(max_length=64)]
 Digest = Annotated[str, Meta(pattern=_DIGEST_PATTERN, max_length=71)]
 
 _NAME_RULE = "use 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit"

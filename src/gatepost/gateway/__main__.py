@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> None:
         env["GATEPOST_HOME"] = arguments[0]
     file = default_settings_path(env)
     settings = Settings.load(file if file.exists() else None, env)
-    logs.configure_logging(settings.log.level, settings.log.format)
+    log = settings.log
+    logs.configure_logging(log.level, log.format, settings.named_file(log.file))
     serve.run_gateway(settings)
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 from litestar import Litestar, MediaType, Response
 from litestar import websocket as websocket_route
+from litestar.config.cors import CORSConfig
 from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException, WebSocketException
 from litestar.handlers.base import BaseRouteHandler
 
 from gatepost.access import AgentSession
+from gatepost.delivery.delivery_reads import read_ledger
 from gatepost.errors import (
     GatepostError,
     InternalError,
@@ -20,18 +22,22 @@ from gatepost.errors import (
 )
 from gatepost.gateway import openapi
 from gatepost.gateway.admin.external_agents import ExternalAgents, has_session_token
-from gatepost.gateway.admin.status import PeersSource, gateway_status, no_peers
+from gatepost.gateway.admin.status import gateway_status
 from gatepost.gateway.api import http_routes
-from gatepost.gateway.api.frame_session import FrameSession
+from gatepost.gateway.api.frame_channel import FrameChannel
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.api.operator_access import OperatorAccess
-from gatepost.gateway.api.route_decorators import get
-from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, rename_query_parameters
-from gatepost.gateway.api.typed_request import TypedRequest
-from gatepost.gateway.api.websocket_handshake import check_origin, refuse_websocket
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
 from gatepost.gateway.monitoring.metrics import Metrics
-from gatepost.wire import Failure, Status
+from gatepost.gateway.monitoring.peer_statuses import PeerStatuses
+from gatepost.ledger import Ledger
+from gatepost.listening.json_input import TypedRequest
+from gatepost.listening.operator_access import OperatorAccess
+from gatepost.listening.route_decorators import get
+from gatepost.listening.route_parameters import AnyRequest, AnyWebSocket, rename_query_parameters
+from gatepost.listening.websocket_handshake import check_origin, refuse_websocket
+from gatepost.tasks.service.hub_auth import HubAuth
+from gatepost.wire.gateway_views import Status
+from gatepost.wire.operations import Failure
 
 log = logging.getLogger(__name__)
 
@@ -54,27 +60,40 @@ def create_app(
     access: OperatorAccess,
     metrics: Metrics,
     more: Sequence[Any] = (),
-    describe_peers: PeersSource = no_peers,
+    peers: PeerStatuses | None = None,
     external: ExternalAgents | None = None,
+    hub_auth: HubAuth | None = None,
 ) -> Litestar:
     """Build the application. Routes in `more` with the option `open` need no local token.
 
-    Sessions of `external` agents may open the WebSocket too.
+    Sessions of `external` agents may open the WebSocket too. Every valid token, also of a task,
+    may read the OpenAPI document.
     """
     settings = operations.core.settings
+
+    async def require_any_token(connection: AnyConnection) -> None:
+        if external is not None and has_session_token(connection):
+            external.guard.require_tls(connection)
+            await external.authenticate_session(connection)
+        elif hub_auth is not None:
+            await hub_auth.authenticate(connection)
+        else:
+            access.require_operator(connection)
 
     # A coroutine, though it awaits nothing: a plain function would run in a thread of its own.
     async def guard(connection: AnyConnection, handler: BaseRouteHandler) -> None:
         is_open = connection.scope["path"] in _PATHS_WITHOUT_TOKEN or "open" in handler.opt
         # The WebSocket handler checks the token itself: a handshake is refused in another way.
-        if not is_open and connection.scope["type"] == ScopeType.HTTP:
+        if connection.scope["path"] == openapi.OPENAPI_PATH:
+            await require_any_token(connection)
+        elif not is_open and connection.scope["type"] == ScopeType.HTTP:
             access.require_operator(connection)
             operations.bucket.take_tokens(1)
 
     return Litestar(
         [
             http_routes.create_router(operations),
-            *_health_routes(operations, metrics, describe_peers),
+            *_health_routes(operations, metrics, peers),
             _websocket_route(operations, access, metrics, external),
             *more,
         ],
@@ -84,13 +103,26 @@ def create_app(
         before_request=rename_query_parameters,
         request_max_body_size=settings.limits.max_body_bytes,
         openapi_config=openapi.openapi_config(),
+        cors_config=_cors_config(settings.room.allowed_origins),
         logging_config=None,
         debug=False,
     )
 
 
+def _cors_config(origins: tuple[str, ...]) -> CORSConfig | None:
+    """Let pages of these origins read the answers; they still need a token of their own."""
+    if not origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_headers=["authorization", "content-type"],
+        expose_headers=["retry-after"],
+    )
+
+
 def _health_routes(
-    operations: Operations, metrics: Metrics, describe_peers: PeersSource
+    operations: Operations, metrics: Metrics, peers: PeerStatuses | None
 ) -> list[Any]:
     core = operations.core
 
@@ -111,9 +143,13 @@ def _health_routes(
 
     @get("/v1/status", summary="This gateway at a glance")
     async def glance() -> Status:
-        return await gateway_status(operations, describe_peers)
+        return await gateway_status(operations, peers)
 
-    return [healthz, readyz, prometheus, glance]
+    @get("/v1/ledger", summary="What became of the messages that were sent from here")
+    async def ledger() -> Ledger:
+        return await core.read(read_ledger)
+
+    return [healthz, readyz, prometheus, glance, ledger]
 
 
 def _websocket_route(
@@ -146,7 +182,7 @@ def _websocket_route(
                 await external.serve_socket(socket, session)
             else:
                 carrier = WebSocketTransport(socket, limits.max_body_bytes)
-                await carrier.run(FrameSession(operations, carrier.wake))
+                await carrier.run(FrameChannel(operations, carrier.wake))
 
     return frames
 

@@ -1,8 +1,8 @@
 """Deletion of expired journal rows and blobs, in small transactions beside the traffic."""
 
+from gatepost.core.batch_commit import commit_until_none
+from gatepost.core.gateway_core import Core
 from gatepost.delivery import retention
-from gatepost.gateway.batch_commit import commit_until_none
-from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox import sweep
 

@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from gatepost.gateway.state_dir import StateDir
+from gatepost.core.state_dir import StateDir
 
 log = logging.getLogger(__name__)
 

@@ -1,49 +1,67 @@
 """The services of one gateway: made in their order, reached by their routes, run side by side."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from litestar import Litestar
+from msgspec import Struct
 
-from gatepost.gateway.admin import external_agents, feedback, mirror_api, trace_api, undelivered_api
+from gatepost.archive.service.archiver import OutboxArchiver
+from gatepost.core.gateway_core import Core
+from gatepost.gateway.admin import (
+    external_agents,
+    feedback,
+    mirror_api,
+    proof_api,
+    trace_api,
+    undelivered_api,
+)
 from gatepost.gateway.admin.external_agents import ExternalAgents
 from gatepost.gateway.admin.feedback import Feedback, FeedbackGuard
+from gatepost.gateway.admin.proof_api import ProofMaker
 from gatepost.gateway.admin.trace_api import JourneyTracer
 from gatepost.gateway.api.drop_folder import DropFolder
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.api.operator_access import OperatorAccess
 from gatepost.gateway.api.unix_socket import UnixSocketServer
 from gatepost.gateway.app import create_app
-from gatepost.gateway.archiver import OutboxArchiver
-from gatepost.gateway.compaction import compact_journal
-from gatepost.gateway.core import Core
-from gatepost.gateway.hub import capability_api, hub_api
-from gatepost.gateway.hub.capability_service import CapabilityService
-from gatepost.gateway.hub.hub_api import HubApi
-from gatepost.gateway.hub.hub_auth import HubAuth
-from gatepost.gateway.hub.hub_service import HubService
-from gatepost.gateway.hub.hub_socket import serve_on_socket
-from gatepost.gateway.listening.connection_guard import ConnectionGuard
-from gatepost.gateway.mesh.local_agents import LocalAgentHealth
+from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
+from gatepost.gateway.doors import Doors, DoorServices
 from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering
-from gatepost.gateway.peers.room_facts import collect_room_facts
+from gatepost.listening.connection_guard import ConnectionGuard
+from gatepost.listening.connection_pool import ConnectionPool, ListenerPools
+from gatepost.listening.operator_access import OperatorAccess
+from gatepost.room.service.room_facts import collect_room_facts
+from gatepost.tasks.service import capability_api, hub_api
+from gatepost.tasks.service.capability_service import CapabilityService
+from gatepost.tasks.service.hub_api import HubApi
+from gatepost.tasks.service.hub_auth import HubAuth
+from gatepost.tasks.service.hub_service import HubService
+from gatepost.tasks.service.local_agents import LocalAgentHealth
+from gatepost.tasks.service.remote_logs import RemoteLogs
 
 _COMPACT_SECS = 60.0
 _SWEEP_DROP_SECS = 600.0
 _SHARE_SECS = 1.0
 # New agents that come together are asked together.
 _DISTRIBUTE_SECS = 0.5
+_INDEX_SECS = 0.05
 _SAVE_ACTIVITY_SECS = 60.0
+_DROP_CONTRACTS_SECS = 60.0
 
 
 class GatewayServices:
     """All that a gateway does besides its core; nothing runs before `running`."""
 
-    def __init__(self, operations: Operations, access: OperatorAccess) -> None:
+    def __init__(
+        self, operations: Operations, access: OperatorAccess, pools: ListenerPools
+    ) -> None:
         core = operations.core
+        self._pools = pools
         self._operations = operations
         self._core = core
         self._access = access
@@ -54,9 +72,18 @@ class GatewayServices:
         self._external = ExternalAgents(
             operations, access, guard, replica.policy, lambda: replica.tls_pin
         )
-        self._feedback = Feedback(self.peering.publisher)
+        self._feedback = Feedback(self.peering.announcer)
         self.hub = HubService(operations)
-        self.capabilities = CapabilityService(self.peering.publisher)
+        self._hub_auth = HubAuth(core, access, self.hub.sessions.unrecorded_ends)
+        self._remote_logs = RemoteLogs(self.hub, self.peering.links)
+        self.capabilities = CapabilityService(self.peering.announcer)
+        self._tracer = JourneyTracer(core, self.peering.links)
+        self._doors = Doors(
+            DoorServices(
+                operations, access, self._external, self._tracer, self._feedback, self.capabilities
+            )
+        )
+        self.peering.agent_watchers.append(self.capabilities.note_agents_changed)
         self._alerts = BacklogAlerts(core, core.settings.alerts)
         self._archiver = _create_archiver(core, self.peering)
         self._watch_health()
@@ -69,16 +96,24 @@ class GatewayServices:
         if self.peering.mesh is not None:
             health = LocalAgentHealth(self._core, alerts.growing_mailboxes)
             self.peering.mesh.watch_agents(health.find_unhealthy)
+            self.peering.mesh.watch_failures(self._find_failures)
+
+    def _find_failures(self) -> Iterator[str]:
+        """Why another gateway should lead the mesh."""
+        yield from self._core.journal_watch.find_problems()
+        if self._archiver.problem:
+            yield self._archiver.problem
 
     def create_app(self) -> Litestar:
-        report = self.peering.report.describe_peers
+        peers = self.peering.peers
         return create_app(
             self._operations,
             self._access,
             self._metrics,
             self._create_routes(),
-            report,
+            peers,
             self._external,
+            self._hub_auth,
         )
 
     def _create_routes(self) -> list[Any]:
@@ -88,10 +123,12 @@ class GatewayServices:
             *external_agents.create_routes(external),
             undelivered_api.create_router(core),
             mirror_api.create_router(self._operations),
-            trace_api.create_router(JourneyTracer(core, self.peering.links)),
+            trace_api.create_router(self._tracer),
+            proof_api.create_router(ProofMaker(core, self.peering.links, self.peering.replica)),
             *feedback.create_routes(self._feedback, FeedbackGuard(access, external)),
             *capability_api.create_routes(self.capabilities),
-            hub_api.create_router(HubApi(self.hub, HubAuth(core, access))),
+            *self._doors.create_routes(),
+            hub_api.create_router(HubApi(self.hub, self._hub_auth, self._remote_logs)),
         ]
 
     @contextlib.asynccontextmanager
@@ -99,21 +136,66 @@ class GatewayServices:
         self, app: Litestar, url: str | None, tls_pin: str | None, local_url: str
     ) -> AsyncIterator[None]:
         """Run until exit. Peers reach this gateway at `url`, local clients at `local_url`."""
-        core, alerts, run_every = self._core, self._alerts, self._core.background.run_every
-        distribute, share = self.capabilities.distribute_when_due, self._feedback.share_when_due
-        async with (
-            _local_transports(self._operations),
-            run_every(_COMPACT_SECS, lambda: compact_journal(core), "compaction failed"),
-            run_every(alerts.every_secs, alerts.check_backlogs, "the check of backlogs failed"),
-            run_every(_SHARE_SECS, share, "findings were not shared"),
-            run_every(_SAVE_ACTIVITY_SECS, core.save_activity, "noting active agents failed"),
-            self._archiver.running(),
-            self.peering.running(url, tls_pin, local_url),
-            serve_on_socket(app, core.state.hub_socket),
-            self.hub.running(local_url),
-            run_every(_DISTRIBUTE_SECS, distribute, "skills were not distributed"),
-        ):
+        async with contextlib.AsyncExitStack() as started:
+            for step in self.list_start_steps(app, url, tls_pin, local_url):
+                await started.enter_async_context(step.run())
             yield
+
+    def list_start_steps(
+        self, app: Litestar, url: str | None, tls_pin: str | None, local_url: str
+    ) -> tuple["StartStep", ...]:
+        """All that starts, in this order, and stops in the opposite one.
+
+        Sessions are recovered by the agents, policy, routes, capabilities and contracts that were
+        in effect, so these are loaded before. No caller, peer or new session is served earlier.
+        """
+        core, alerts = self._core, self._alerts
+        drop_contracts = self.capabilities.drop_unused_contracts
+        distribute, share = self.capabilities.distribute_when_due, self._feedback.share_when_due
+        renew_indexes = self.capabilities.renew_indexes_when_due
+        save, failed = core.save_activity, "noting active agents failed"
+        pools, screen = self._pools, self._access.screen_handshake
+        serve_sessions = partial(self.hub.sockets.serving, app, pools, screen)
+        serve_agents = partial(_local_transports, self._operations, pools.listener, self._doors)
+        return (
+            _load("unused blobs", lambda: remove_orphan_blobs(core)),
+            _load("agents and policy", self.hub.load_files),
+            _load("room", lambda: self.peering.load_room(url, tls_pin, local_url)),
+            _load("capabilities", self.capabilities.load_own),
+            StartStep("sessions of before", lambda: self.hub.following_sessions(local_url)),
+            *(StartStep("door", door.running) for door in self._doors.list_doors()),
+            StartStep("local transports", serve_agents),
+            self._repeat(_COMPACT_SECS, lambda: compact_journal(core), "compaction failed"),
+            self._repeat(alerts.every_secs, alerts.check_backlogs, "the check of backlogs failed"),
+            self._repeat(_SHARE_SECS, share, "findings were not shared"),
+            self._repeat(_SAVE_ACTIVITY_SECS, save, failed),
+            StartStep("archiver", self._archiver.running),
+            StartStep("peers", self.peering.running),
+            StartStep("sockets of sessions", serve_sessions),
+            StartStep("new sessions", self.hub.running),
+            self._repeat(_DISTRIBUTE_SECS, distribute, "skills were not distributed"),
+            self._repeat(_INDEX_SECS, renew_indexes, "indexes of capabilities are stale"),
+            self._repeat(_DROP_CONTRACTS_SECS, drop_contracts, "unused contracts were not dropped"),
+        )
+
+    def _repeat(self, secs: float, work: Callable[[], Awaitable[Any]], failure: str) -> "StartStep":
+        return StartStep(failure, lambda: self._core.background.run_every(secs, work, failure))
+
+
+class StartStep(Struct, frozen=True):
+    """One step of the start. A loop is named by what it reports if it fails."""
+
+    name: str
+    run: Callable[[], AbstractAsyncContextManager[object]]
+
+
+def _load(name: str, load: Callable[[], Awaitable[object]]) -> StartStep:
+    @contextlib.asynccontextmanager
+    async def run() -> AsyncIterator[None]:
+        await load()
+        yield
+
+    return StartStep(name, run)
 
 
 def _create_archiver(core: Core, peering: Peering) -> OutboxArchiver:
@@ -122,11 +204,13 @@ def _create_archiver(core: Core, peering: Peering) -> OutboxArchiver:
 
 
 @contextlib.asynccontextmanager
-async def _local_transports(operations: Operations) -> AsyncIterator[None]:
+async def _local_transports(
+    operations: Operations, pool: ConnectionPool, doors: Doors
+) -> AsyncIterator[None]:
     core, listen = operations.core, operations.core.settings.listen
     async with contextlib.AsyncExitStack() as transports:
         if listen.unix_socket:
-            unix = UnixSocketServer(operations, core.state.socket)
+            unix = UnixSocketServer(operations, core.state.socket, pool, doors.serve_connection)
             await unix.start()
             transports.push_async_callback(unix.stop)
         if listen.drop_folder:

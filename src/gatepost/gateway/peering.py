@@ -2,41 +2,41 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from gatepost.access.retention import prune_expired
+from gatepost.core.batch_commit import commit_until_none
+from gatepost.core.gateway_core import Core
 from gatepost.gateway.admin import agent_claims, mesh_secret_api, room_api, route_api
 from gatepost.gateway.admin.agent_claims import AgentClaims
 from gatepost.gateway.admin.room_api import RoomApi
 from gatepost.gateway.admin.route_api import RouteApi
-from gatepost.gateway.batch_commit import commit_until_none
-from gatepost.gateway.core import Core
-from gatepost.gateway.listening.connection_guard import ConnectionGuard
-from gatepost.gateway.mesh import bootstrap_server, descriptor_publisher, mesh_report
-from gatepost.gateway.mesh.bootstrap_client import BootstrapClient
-from gatepost.gateway.mesh.bootstrap_server import BootstrapServer
-from gatepost.gateway.mesh.descriptor_publisher import DescriptorPublisher
-from gatepost.gateway.mesh.mesh_report import MeshCollector
-from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
-from gatepost.gateway.mesh.mesh_service import MeshService
-from gatepost.gateway.mesh.transport_choice import create_transport
-from gatepost.gateway.mesh.transport_services import TransportServices
 from gatepost.gateway.monitoring.metrics import Metrics
-from gatepost.gateway.monitoring.peer_report import PeerReport
-from gatepost.gateway.peers import join_server
-from gatepost.gateway.peers.agent_ownership import AgentOwnership
-from gatepost.gateway.peers.connection_links import ConnectionLinks
-from gatepost.gateway.peers.current_publisher import CurrentPublisher
-from gatepost.gateway.peers.dialer import Dialer
-from gatepost.gateway.peers.join_client import websocket_url
-from gatepost.gateway.peers.join_server import JoinServer
-from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
-from gatepost.gateway.peers.owner_changes import OwnerChanges
-from gatepost.gateway.peers.record_publisher import RecordPublisher
-from gatepost.gateway.peers.room_coordinator import RoomCoordinator
-from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.monitoring.peer_statuses import PeerStatuses
+from gatepost.links.service import join_server
+from gatepost.links.service.bootstrap_client import BootstrapClient
+from gatepost.links.service.connection_links import ConnectionLinks
+from gatepost.links.service.dialer import Dialer
+from gatepost.links.service.join_client import websocket_url
+from gatepost.links.service.join_server import JoinServer
+from gatepost.listening.connection_guard import ConnectionGuard
 from gatepost.mesh.heard_addresses import HeardAddresses
+from gatepost.mesh.service import bootstrap_server, descriptor_service, mesh_status
+from gatepost.mesh.service.bootstrap_server import BootstrapServer
+from gatepost.mesh.service.descriptor_service import DescriptorService
+from gatepost.mesh.service.mesh_secret_sharing import MeshSecretSharing
+from gatepost.mesh.service.mesh_service import MeshService
+from gatepost.mesh.service.mesh_status import MeshCollector
+from gatepost.mesh.service.transport_choice import create_transport
+from gatepost.mesh.service.transport_services import TransportServices
+from gatepost.room.service.agent_transfers import AgentOwnership
+from gatepost.room.service.current_publisher import CurrentPublisher
+from gatepost.room.service.own_record_announcer import OwnRecordAnnouncer
+from gatepost.room.service.owner_changes import OwnerChanges
+from gatepost.room.service.record_announcer import RecordAnnouncer
+from gatepost.room.service.room_coordinator import RoomCoordinator
+from gatepost.room.service.room_replica import RoomReplica
 
 _REFRESH_SECS = 0.5
 _COALESCE_SECS = 0.02
@@ -50,32 +50,34 @@ _FAREWELL_SECS = 2.0
 class Peering:
     def __init__(self, core: Core, metrics: Metrics, guard: ConnectionGuard) -> None:
         self.replica = RoomReplica(core)
-        self.publisher = RecordPublisher(self.replica)
+        self.announcer = RecordAnnouncer(self.replica)
         transport = create_transport(core)
         self.mesh: MeshService | None = None
         if transport is not None:
             self.mesh = MeshService(self.replica, transport, self._read_cluster_token)
             metrics.add_collector(MeshCollector(self.mesh))
         self.links = ConnectionLinks(self.replica, self.mesh)
-        self._own_records = OwnRecordPublisher(self.publisher)
+        self._own_records = OwnRecordAnnouncer(self.announcer)
         self._agents_changed = asyncio.Event()
+        # Called whenever agents of this gateway come or go.
+        self.agent_watchers: list[Callable[[], None]] = []
         core.coordinator.observe(on_agents_changed=self._note_agents_changed)
-        self._dialer = Dialer(self.publisher, self.links)
-        self.report = PeerReport(self.replica, self.links, self._dialer)
-        self._ownership = AgentOwnership(self.publisher)
+        self._dialer = Dialer(self.announcer, self.links)
+        self.peers = PeerStatuses(self.replica, self.links, self._dialer, self.mesh)
+        self._ownership = AgentOwnership(self.announcer)
         self._owner_changes = OwnerChanges(self._ownership)
         office = None if self.mesh is None else self.mesh.office_term
-        self._room_coordinator = RoomCoordinator(self.publisher, office)
+        self._room_coordinator = RoomCoordinator(self.announcer, office)
         elect = None if self.mesh is None else self.mesh.publisher
         self._current_publisher = CurrentPublisher(self.replica, elect)
-        self.secrets = MeshSecretSharing(self.publisher, self._current_publisher)
+        self.secrets = MeshSecretSharing(self.announcer, self._current_publisher)
         heard = HeardAddresses() if self.mesh is None else self.mesh.heard
-        self._descriptors = DescriptorPublisher(self.publisher, self._current_publisher, heard)
+        self._descriptors = DescriptorService(self.announcer, self._current_publisher, heard)
         self._transport_services = TransportServices(
             self.replica, transport, self.secrets, self._current_publisher
         )
         self._guard = guard
-        self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
+        self._join_server = JoinServer(self.announcer, self.links, guard, metrics.track_peer)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
         metrics.traffic.watch_room(self.replica, self.links)
 
@@ -83,12 +85,14 @@ class Peering:
         self._own_records.note_agents_changed()
         self._ownership.note_agents_changed()
         self._agents_changed.set()
+        for watcher in self.agent_watchers:
+            watcher()
 
     def create_routes(self) -> list[Any]:
         api = RoomApi(
-            self.publisher,
+            self.announcer,
             self._dialer,
-            self.report,
+            self.peers,
             self._room_coordinator,
             BootstrapClient(self.replica, self._dialer),
         )
@@ -97,25 +101,30 @@ class Peering:
             *join_server.create_routes(self._join_server),
             *room_api.create_routes(api),
             *agent_claims.create_routes(AgentClaims(self._ownership)),
-            *route_api.create_routes(RouteApi(self.publisher)),
+            *route_api.create_routes(RouteApi(self.announcer)),
             *mesh_secret_api.create_routes(self.secrets, self.replica),
-            *descriptor_publisher.create_routes(self._descriptors, self._guard),
+            *descriptor_service.create_routes(self._descriptors, self._guard),
             *bootstrap_server.create_routes(bootstrap),
-            *mesh_report.create_routes(self.replica, self.mesh),
+            *mesh_status.create_routes(self.replica, self.mesh, self.peers.describe_node),
         ]
 
-    @contextlib.asynccontextmanager
-    async def running(
+    async def load_room(
         self, url: str | None, tls_pin: str | None = None, local_url: str | None = None
-    ) -> AsyncIterator[None]:
-        """Run until exit. Peers reach this gateway at `url` and know its TLS key by `tls_pin`.
+    ) -> None:
+        """Open the room of the journal; routing knows it then.
 
-        It listens at `local_url`, where an onion service finds it.
+        Peers reach this gateway at `url` and know its TLS key by `tls_pin`. It listens at
+        `local_url`, where an onion service finds it.
         """
         self.replica.endpoint = None if url is None else websocket_url(url)
         self.replica.tls_pin = tls_pin
         self._transport_services.prepare(local_url)
         await self.replica.load_room()
+        await self.replica.wait_until_routed()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep up with peers until exit."""
         work = [asyncio.create_task(each) for each in self._background_work()]
         try:
             async with self._run_mesh():
@@ -164,8 +173,8 @@ class Peering:
         if await self._dialer.has_seeds():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LISTEN_FIRST_SECS):
-                    await self.publisher.may_publish.wait()
-        self.publisher.may_publish.set()
+                    await self.announcer.may_publish.wait()
+        self.announcer.may_publish.set()
         self._agents_changed.set()
         failure = "the room was not kept up to date"
         loops = self.replica.core.background

@@ -14,27 +14,31 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import uvicorn
 import uvloop
 from litestar import Litestar
 
 from gatepost.clock import Clock
 from gatepost.config import Settings, is_loopback
+from gatepost.connect.gateway_endpoint import GatewayEndpoint
+from gatepost.core.gateway_core import Core
 from gatepost.delivery.abuse import AbuseKind
 from gatepost.errors import ConfigError
-from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.api.operator_access import GuessLimit, OperatorAccess
-from gatepost.gateway.compaction import remove_orphan_blobs
-from gatepost.gateway.core import Core
 from gatepost.gateway.disk_space import wait_for_space
 from gatepost.gateway.gateway_services import GatewayServices
-from gatepost.gateway.listening.bounded_http import BoundedHttpProtocol
-from gatepost.gateway.listening.connection_pool import ConnectionPool
-from gatepost.gateway.listening.listener import ListeningServer, allow_open_files
 from gatepost.gateway.peering import Peering
-from gatepost.gateway_endpoint import GatewayEndpoint
-from gatepost.room import MAX_MESSAGE_BYTES
+from gatepost.listening.connection_pool import (
+    ConnectionPool,
+    ListenerPools,
+    name_offender,
+)
+from gatepost.listening.listener import ListeningServer
+from gatepost.listening.local_auth import LocalTokenAuth
+from gatepost.listening.open_files import plan_open_files
+from gatepost.listening.operator_access import GuessLimit, OperatorAccess
+from gatepost.tasks.runtimes.session_user import is_root
 from gatepost.tls import own_certificate_pin
 
 log = logging.getLogger(__name__)
@@ -50,27 +54,33 @@ def run_gateway(settings: Settings) -> None:
     # A short switch interval: the writer thread needs the interpreter soon after each fsync,
     # even while the event loop is busy.
     sys.setswitchinterval(0.0005)
-    uvloop.run(serve_until_stopped(settings))
+    while uvloop.run(serve_until_stopped(settings)):
+        log.info("the gateway starts again under another node id")
 
 
-async def serve_until_stopped(settings: Settings) -> None:
+async def serve_until_stopped(settings: Settings) -> bool:
+    """Serve until a signal comes, or a restart is wanted; return True for the latter."""
     asyncio.get_running_loop().set_exception_handler(_log_loop_error)
+    if is_root():
+        log.warning(
+            "the gateway runs as root, and needs no such rights: give it a user of its own, see"
+            " docs/operations.md; its sessions run as other users"
+        )
     listener = _bind_listener(settings)
     await wait_for_space(settings.node.state_dir)
     async with open_core(settings) as operations:
         core, access = operations.core, _operator_access(operations.core)
-        services = GatewayServices(operations, access)
+        pools = _create_pools(core)
+        services = GatewayServices(operations, access, pools)
         app = services.create_app()
-        server = _create_server(core, app, access)
+        server = _create_server(core, app, pools.listener, access)
         public_url, local_url = _public_url(settings, listener), _listener_url(settings, listener)
-        await remove_orphan_blobs(core)
-        await services.hub.prepare()
         async with (
             services.running(app, public_url, _own_tls_pin(settings, public_url), local_url),
             _stop_on_signals(server, operations, services.peering),
         ):
-            await services.capabilities.load_own()
             await _serve_clients(core, server, listener)
+    return core.restart_wanted.is_set()
 
 
 async def _serve_clients(core: Core, server: uvicorn.Server, listener: socket.socket) -> None:
@@ -118,9 +128,10 @@ async def open_core(settings: Settings, clock: Clock | None = None) -> AsyncIter
 async def _stop_on_signals(
     server: uvicorn.Server, operations: Operations, peering: Peering
 ) -> AsyncIterator[None]:
-    """Stop the server on SIGTERM or SIGINT; everything else then stops in order."""
+    """Stop the server on SIGTERM or SIGINT, or for a restart; the rest then stops in order."""
     loop = asyncio.get_running_loop()
     leaving: set[asyncio.Task[None]] = set()
+    restart_wanted = operations.core.restart_wanted
 
     async def leave(number: int) -> None:
         try:
@@ -133,11 +144,18 @@ async def _stop_on_signals(
         operations.waits.end_waits()
         leaving.add(asyncio.create_task(leave(number)))
 
+    async def leave_for_restart() -> None:
+        await restart_wanted.wait()
+        operations.waits.end_waits()
+        server.should_exit = True
+
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
+    restarting = asyncio.create_task(leave_for_restart())
     try:
         yield
     finally:
+        restarting.cancel()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
@@ -159,34 +177,37 @@ def end_process_after(secs: float) -> None:
     timer.start()
 
 
-def _create_server(core: Core, app: Litestar, access: OperatorAccess) -> uvicorn.Server:
+def _create_server(
+    core: Core, app: Litestar, pool: ConnectionPool, access: OperatorAccess
+) -> uvicorn.Server:
     settings = core.settings
     _check_tls(settings)
-    limits = allow_open_files(settings.limits)
     return ListeningServer(
-        uvicorn.Config(
-            app,
-            http=BoundedHttpProtocol,
-            ws="websockets-sansio",
-            ws_max_size=max(settings.limits.max_body_bytes, MAX_MESSAGE_BYTES),
-            # The limit above holds for decompressed messages.
-            ws_per_message_deflate=settings.delivery.compress_links,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=2,
-            ssl_certfile=settings.named_file(settings.listen.tls_cert),
-            ssl_keyfile=settings.named_file(settings.listen.tls_key),
-        ),
-        ConnectionPool(limits, partial(_report_flood, core)),
+        app,
+        settings,
+        pool,
         access.screen_handshake,
+        ssl_certfile=settings.named_file(settings.listen.tls_cert),
+        ssl_keyfile=settings.named_file(settings.listen.tls_key),
+    )
+
+
+def _create_pools(core: Core) -> ListenerPools:
+    limits, per_session = plan_open_files(core.settings)
+    report = partial(_report_flood, core)
+    # Each session has a socket with a bound, so a place in this pool is always free.
+    places = 2 * per_session * (core.settings.hub.max_sessions + 1)
+    of_sessions = msgspec.structs.replace(
+        limits, max_connections=places + 16, max_unauthenticated=places + 16
+    )
+    return ListenerPools(
+        ConnectionPool(limits, report), ConnectionPool(of_sessions, report), per_session
     )
 
 
 def _report_flood(core: Core, source: str) -> None:
     core.abuse.report_abuse(
-        f"address:{source}",
+        name_offender(source),
         AbuseKind.CONNECTION_FLOOD,
         "too many connections without a valid token; the oldest ones are closed",
     )

@@ -7,16 +7,13 @@ disk, it is handed to `on_published`.
 
 from collections.abc import Callable
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.events import (
     ChainHead,
     Envelope,
     NodeKey,
-    Order,
-    PayloadRef,
-    TaskInfo,
-    Trace,
     decode_event,
     encode_event,
     event_digest,
@@ -25,9 +22,11 @@ from gatepost.events import (
     parse_event_id,
     sign_head,
 )
+from gatepost.journal.incarnations import first_seq_of
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 
+# The node of a draft that is for every subscriber. As written, the event names no node.
 EVERYBODY = "*"
 
 _SELECT_LAST_HEAD = "SELECT last_seq, chain FROM head ORDER BY last_seq DESC LIMIT 1"
@@ -41,38 +40,6 @@ _UPSERT_RECIPIENT = """
 INSERT INTO recipient (node_id, last_seq, sent_seq) VALUES (?1, ?2, ?3)
 ON CONFLICT (node_id) DO UPDATE SET last_seq = ?2, sent_seq = max(sent_seq, ?3)
 """
-
-
-class EventDraft(Struct, frozen=True, kw_only=True):
-    """An event before it has its seq in the outbox.
-
-    `everybody` addresses every subscriber instead of `to_node_id`.
-    """
-
-    event_id: str
-    kind: str
-    source_agent_id: str
-    to_node_id: str | None = None
-    to_agent_id: str | None = None
-    pair_seq: int = 0
-    pair_base: int = 1
-    corr_id: str | None = None
-    ref_event_id: str | None = None
-    causation_id: str | None = None
-    origin_event_id: str | None = None
-    origin_node_id: str | None = None
-    expires_at: int | None = None
-    attempt: int = 1
-    priority: int = 0
-    order: Order | None = None
-    not_before: int | None = None
-    max_retries: int | None = None
-    offer: int = 0
-    payload: Raw | UnsetType = UNSET
-    payload_ref: PayloadRef | None = None
-    task: TaskInfo | None = None
-    trace: Trace | None = None
-    everybody: bool = False
 
 
 # seq, event id, referenced event id, kind, encoded event, its digest, recipient node
@@ -167,20 +134,23 @@ class Outbox:
         return None
 
     def _read_tail(self, tx: Tx) -> tuple[int, bytes]:
-        query = "SELECT first_seq FROM incarnation WHERE id = ?"
-        row = tx.fetch_one(query, (self.incarnation,))
-        first = int(row[0]) if row else 1
+        first = first_seq_of(tx, self.incarnation)
         head = tx.fetch_one(_SELECT_LAST_HEAD)
         if head is None or head[0] < first:
             return first - 1, genesis_chain(self.node_id, self.incarnation)
         return head[0], head[1]
 
-    def _build_row(
-        self, tx: Tx, seq: int, draft: EventDraft, touched: dict[str, int]
-    ) -> AppendedRow:
-        to = EVERYBODY if draft.everybody else draft.to_node_id
-        to = None if to == self.node_id else to
-        body = encode_event(self._build_envelope(tx, seq, draft, self._previous_seq_to(tx, to)))
+    def _build_row(self, tx: Tx, seq: int, draft: Envelope, touched: dict[str, int]) -> AppendedRow:
+        to = None if draft.to_node_id == self.node_id else draft.to_node_id
+        event = replace(
+            draft,
+            seq=seq,
+            prev_seq_to=self._previous_seq_to(tx, to),
+            source_node_id=self.node_id,
+            to_node_id=None if to == EVERYBODY else draft.to_node_id,
+            created_at=tx.now,
+        )
+        body = encode_event(event)
         if to is not None:
             self._last_seq_to[to] = touched[to] = seq
         ref = draft.ref_event_id and parse_event_id(draft.ref_event_id)
@@ -196,37 +166,6 @@ class Outbox:
             row = tx.fetch_one(query, (to,))
             known = self._last_seq_to[to] = int(row[0]) if row else 0
         return known
-
-    def _build_envelope(self, tx: Tx, seq: int, draft: EventDraft, previous: int) -> Envelope:
-        return Envelope(
-            event_id=draft.event_id,
-            seq=seq,
-            pair_seq=draft.pair_seq,
-            pair_base=draft.pair_base,
-            prev_seq_to=previous,
-            source_node_id=self.node_id,
-            source_agent_id=draft.source_agent_id,
-            to_node_id=draft.to_node_id,
-            to_agent_id=draft.to_agent_id,
-            kind=draft.kind,
-            corr_id=draft.corr_id,
-            ref_event_id=draft.ref_event_id,
-            causation_id=draft.causation_id,
-            origin_event_id=draft.origin_event_id,
-            origin_node_id=draft.origin_node_id,
-            created_at=tx.now,
-            expires_at=draft.expires_at,
-            attempt=draft.attempt,
-            priority=draft.priority,
-            order=draft.order,
-            not_before=draft.not_before,
-            max_retries=draft.max_retries,
-            offer=draft.offer,
-            payload=draft.payload,
-            payload_ref=draft.payload_ref,
-            task=draft.task,
-            trace=draft.trace,
-        )
 
 
 def read_journey(tx: Tx, event_id: str) -> list[Envelope]:

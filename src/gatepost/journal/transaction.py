@@ -1,14 +1,27 @@
 """The transaction in progress: the only way the core reads and writes storage."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import apsw
 
-if TYPE_CHECKING:
-    from gatepost.journal.outbox import EventDraft
+from gatepost.errors import GatepostError, InternalError
+from gatepost.events import Envelope
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 Row = tuple[Any, ...]
+
+# Errors of the disk or the file, as opposed to bugs of ours: they fail the whole commit group.
+STORAGE_ERRORS = (
+    apsw.FullError,
+    apsw.IOError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.ReadOnlyError,
+)
 
 
 class Tx:
@@ -27,7 +40,7 @@ class Tx:
         self._connection = connection
         self._effects: list[Callable[[], None]] = []
         self._undos: list[Callable[[], None]] = []
-        self.appended_drafts: list[EventDraft] = []
+        self.appended_drafts: list[Envelope] = []
         self.now = now
 
     def execute(self, sql: str, params: Row = ()) -> None:
@@ -58,8 +71,8 @@ class Tx:
     def on_rollback(self, undo: Callable[[], None]) -> None:
         self._undos.append(undo)
 
-    def append_event(self, draft: "EventDraft") -> None:
-        """Add an event to the outbox; it gets its seq when the group ends."""
+    def append_event(self, draft: Envelope) -> None:
+        """Add an event to the outbox, which adds its seq when the group ends."""
         self.appended_drafts.append(draft)
 
     def begin(self) -> None:
@@ -94,3 +107,26 @@ class Tx:
             self._undos.pop()()
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
+
+
+def try_operation(
+    tx: Tx, operation: Callable[[Tx], T]
+) -> tuple[T, None] | tuple[None, GatepostError]:
+    """Run an operation in a savepoint; if it fails, undo it and return the error.
+
+    Only errors of the disk are raised. So nothing that one source sends fails what others sent.
+    """
+    mark = tx.begin_operation()
+    try:
+        value = operation(tx)
+    except GatepostError as error:
+        tx.undo_operation(mark)
+        return None, error
+    except STORAGE_ERRORS:
+        raise
+    except Exception as error:
+        log.error("an operation failed unexpectedly", exc_info=error)
+        tx.undo_operation(mark)
+        return None, InternalError("an internal error; the gateway's log has the details")
+    tx.keep_operation()
+    return value, None

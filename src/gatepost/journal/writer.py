@@ -17,7 +17,8 @@ import apsw
 
 from gatepost.clock import Clock
 from gatepost.errors import GatepostError, InternalError, StorageFailed, Unavailable
-from gatepost.journal.transaction import Tx
+from gatepost.journal.facts import save_fact
+from gatepost.journal.transaction import STORAGE_ERRORS, Tx, try_operation
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +31,10 @@ JobOutcome = tuple[OutcomeCallback, Any, GatepostError | None]
 WriteJob = tuple[WriteOperation, OutcomeCallback]
 
 _PROBE_INTERVAL_SECS = 2.0
-_PROBE_SQL = "INSERT OR REPLACE INTO fact (name, value) VALUES ('probe', zeroblob(65536))"
+_PROBE_BYTES = 65_536
 _IDLE_MAX_SECS = 3600.0
 _RETRY_DELAY_MS = 1000
 _STOPPING_MESSAGE = "the gateway is stopping; try again shortly"
-# Errors of the disk or the file, as opposed to bugs of ours.
-_STORAGE_ERRORS = (
-    apsw.FullError,
-    apsw.IOError,
-    apsw.CorruptError,
-    apsw.NotADBError,
-    apsw.ReadOnlyError,
-)
 
 
 class Participant(Protocol):
@@ -178,7 +171,7 @@ class Writer:
     def _run_transaction(self, tx: Tx, jobs: list[WriteJob]) -> list[JobOutcome]:
         tx.begin()
         if self.failure is not None:
-            tx.execute(_PROBE_SQL)
+            save_fact(tx, "probe", bytes(_PROBE_BYTES))
         outcomes = [_run_operation(tx, operation, done) for operation, done in jobs]
         for participant in self._participants:
             participant.before_commit(tx)
@@ -192,7 +185,7 @@ class Writer:
         """Undo the group; return the error for each of its operations."""
         self._next_due_at = tx.now + _RETRY_DELAY_MS
         undone = self._roll_back(tx)
-        if isinstance(error, _STORAGE_ERRORS) or not undone:
+        if isinstance(error, STORAGE_ERRORS) or not undone:
             self._stop_accepting(error, undone)
             return StorageFailed(self.failure or "")
         log.error("a commit group failed unexpectedly", exc_info=error)
@@ -233,18 +226,7 @@ def _refuse_jobs(jobs: list[WriteJob], error: GatepostError) -> list[JobOutcome]
 
 
 def _run_operation(tx: Tx, operation: WriteOperation, done: OutcomeCallback) -> JobOutcome:
-    mark = tx.begin_operation()
-    try:
-        value = operation(tx)
-    except GatepostError as error:
-        tx.undo_operation(mark)
-        return done, None, error
-    except _STORAGE_ERRORS:
-        raise
-    except Exception as error:
-        log.error("an operation failed unexpectedly", exc_info=error)
-        tx.undo_operation(mark)
-        return done, None, InternalError("an internal error; the gateway's log has the details")
-    tx.keep_operation()
-    tx.run_effects()
-    return done, value, None
+    value, error = try_operation(tx, operation)
+    if error is None:
+        tx.run_effects()
+    return done, value, error

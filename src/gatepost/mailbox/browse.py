@@ -3,18 +3,22 @@
 from bisect import insort
 from operator import itemgetter
 
+import msgspec
+from msgspec import Struct
+
 from gatepost.errors import UnknownMessage
 from gatepost.journal.transaction import Row, Tx
 from gatepost.mailbox.enqueue import (
     FIRST_UNORDERED,
     IS_UNORDERED,
     PAIR_NUMBER_BITS,
+    find_mailbox,
     is_unordered,
     last_mail_id,
     pair_of_mail,
 )
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
-from gatepost.wire import Summary
+from gatepost.wire.operations import Summary
 
 _, _IF_WAITING = transition_sql(MailInput.EXPIRE)
 
@@ -30,7 +34,8 @@ SELECT sender, head, id, head_rank, head_arrival FROM pair WHERE mailbox = ? AND
 ORDER BY head_rank, head_arrival
 """
 _MAIL_COLUMNS = """
-m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.state, length(b.payload), m.not_before
+m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.state, length(b.payload),
+m.not_before, b.meta
 """
 _SELECT_UNSETTLED_MAIL = f"""
 SELECT {_MAIL_COLUMNS}
@@ -59,11 +64,35 @@ _UNORDERED_QUERIES = (
     _SELECT_DELAYED_UNORDERED,
     _SELECT_LEASED_UNORDERED,
 )
+_SELECT_WITH_PAYLOAD = f"""
+SELECT m.msg_id, p.sender, m.created_at, b.payload, b.meta
+FROM mail m JOIN body b ON b.id = m.id JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS}
+WHERE m.mailbox = ? AND m.state < {MailState.ACKED:d} ORDER BY m.rank, m.arrival LIMIT ?
+"""
 _SELECT_POSITION = "SELECT rank, arrival, id FROM mail WHERE mailbox = ? AND msg_id = ?"
 _FIRST_POSITION = (-1, -1, -1)
 _rank_and_arrival = itemgetter(0, 1)
 
 MailSpan = tuple[str, int, int]  # sender, first and last mail id
+
+
+class UnsettledMail(Struct, frozen=True):
+    """A message with its payload. `meta` marks tracked mail."""
+
+    msg_id: str
+    sender: str
+    created_at: int
+    payload: bytes
+    meta: bytes | None
+
+
+class MailSubject(Struct):
+    """The one field of the description of an event that lists show."""
+
+    subject: str | None = None
+
+
+_decode_subject = msgspec.json.Decoder(MailSubject).decode
 
 
 class PeekPage:
@@ -101,6 +130,12 @@ class PeekPage:
         return len(self.rows) < self._limit or position < self.rows[-1][:2]
 
 
+def list_unsettled_mail(tx: Tx, mailbox: str, limit: int) -> list[UnsettledMail]:
+    """Mail that waits or is leased, in the order it is handed out, with its payloads."""
+    rows = tx.fetch_all(_SELECT_WITH_PAYLOAD, (find_mailbox(tx, mailbox), limit))
+    return [UnsettledMail(*row) for row in rows]
+
+
 def peek_mailbox(tx: Tx, mailbox: int, limit: int, after: str = "") -> list[Summary]:
     """Return unsettled mail in the order it is handed out.
 
@@ -129,7 +164,7 @@ def _page_position(tx: Tx, mailbox: int, msg_id: str) -> Row:
 
 
 def _summarize_row(row: Row) -> Summary:
-    _, _, id, msg_id, created_at, attempt, state, size, not_before, sender = row
+    _, _, id, msg_id, created_at, attempt, state, size, not_before, meta, sender = row
     due_at = not_before // 1000 if not_before or state == MailState.NACKED else None
     return Summary(
         msg_id,
@@ -140,7 +175,13 @@ def _summarize_row(row: Row) -> Summary:
         size,
         due_at,
         "none" if is_unordered(id) else "fifo",
+        subject_of(meta),
     )
+
+
+def subject_of(meta: bytes | None) -> str | None:
+    """What tracked mail is about, if its sender said so."""
+    return None if meta is None else _decode_subject(meta).subject
 
 
 def mailbox_counts(tx: Tx) -> list[Row]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Raw, Struct
 
 from gatepost.errors import UnknownMessage
-from gatepost.events import AgentId
+from gatepost.events.reserved_names import SenderName
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.conditions import (
     FilterCondition,
@@ -14,6 +14,7 @@ from gatepost.journal.conditions import (
     optional_value,
 )
 from gatepost.journal.transaction import Row, Tx
+from gatepost.mailbox.browse import subject_of
 from gatepost.mailbox.enqueue import (
     FIRST_UNORDERED,
     IS_UNORDERED,
@@ -24,7 +25,7 @@ from gatepost.mailbox.enqueue import (
 from gatepost.mailbox.leases import adjust_counts, advance_head
 from gatepost.mailbox.settle import INSERT_DEAD_LETTER, ClosedMail
 from gatepost.mailbox.states import MailInput, transition_sql
-from gatepost.wire import DeadLetter, EnqueueAck, MsgIds, Reason, Seconds
+from gatepost.wire.operations import DeadLetter, EnqueueAck, MsgIds, Reason, Seconds
 
 _SET_DEAD, _IF_WAITING = transition_sql(MailInput.PURGE)
 
@@ -62,7 +63,7 @@ class DeadLetterFilter(Struct, forbid_unknown_fields=True):
     """Selects dead letters: all given conditions must hold; without conditions it matches all."""
 
     msg_ids: MsgIds | None = None
-    sender: AgentId | None = None
+    sender: SenderName | None = None
     reason_contains: Reason | None = None
     failed_after: Seconds | None = None
     failed_before: Seconds | None = None
@@ -118,7 +119,7 @@ def _dead_letter(row: Row) -> DeadLetter:
     letter = DeadLetter(*row[:_PAYLOAD])
     letter.payload, letter.replayed_as = Raw(row[_PAYLOAD]), row[_REPLAYED_AS]
     letter.order = "none" if is_unordered(row[_ID]) else "fifo"
-    letter.max_retries = row[_MAX_RETRIES]
+    letter.max_retries, letter.subject = row[_MAX_RETRIES], subject_of(row[_META])
     return letter
 
 

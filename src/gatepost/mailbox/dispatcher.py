@@ -1,6 +1,7 @@
 """All operations on one gateway's mailboxes.
 
-A waiting consumer is served in the same transaction that makes mail available to it. A message
+A waiting consumer is served in the same transaction that makes mail available to it
+(waiter_service.py shares the mail out; waiters.py has the turns). A message
 that finds a waiting consumer therefore costs one commit from enqueue to lease, and an ack shares
 its commit with the lease of the next message. All of this runs in the writer thread.
 """
@@ -49,7 +50,7 @@ from gatepost.mailbox.settle import (
 )
 from gatepost.mailbox.waiter_service import WaiterService
 from gatepost.mailbox.waiters import Waiter, WaiterQueue
-from gatepost.wire import EnqueueAck, LeasedMessage
+from gatepost.wire.operations import EnqueueAck, LeasedMessage
 
 __all__ = ["Dispatcher", "Waiter"]
 
@@ -66,7 +67,7 @@ class Dispatcher:
         self._lease_ids = _random_lease_ids(clock)
         self._closed: list[ClosedMail] = []
         self._waiters = WaiterQueue()
-        self._service = WaiterService(self._waiters, self._take_mail)
+        self._service = WaiterService(self._waiters, self._take_share)
         # The mailboxes in which the group that is about to commit may have made mail ready.
         self.ready_mailboxes: set[int] = set()
         # When the next sweep is due, None for never. 0 makes the current group sweep.
@@ -255,7 +256,20 @@ class Dispatcher:
         limit: int,
         choice: MailChoice = READY,
     ) -> TakenMail:
-        taken = take_mail(tx, box, consumer, limit, self.policy, self._lease_ids, choice)
+        return self._note_taken(
+            take_mail(tx, box, consumer, limit, self.policy, self._lease_ids, choice)
+        )
+
+    def _take_share(
+        self, tx: Tx, box: MailboxRef, consumer: str, limit: int, share: int
+    ) -> TakenMail:
+        """Take mail for one of several waiters: up to `share` unordered messages."""
+        ids = self._lease_ids
+        return self._note_taken(
+            take_mail(tx, box, consumer, limit, self.policy, ids, unordered_limit=share)
+        )
+
+    def _note_taken(self, taken: TakenMail) -> TakenMail:
         if self.on_leased is not None:
             self.on_leased(taken.messages)
         return taken

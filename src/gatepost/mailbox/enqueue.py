@@ -14,7 +14,7 @@ from gatepost.errors import (
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.states import MailState
-from gatepost.wire import EnqueueAck, Failure
+from gatepost.wire.operations import EnqueueAck, Failure
 
 # A mail id has 63 bits: 25 for the pair, 38 for the pair number. The highest bit of that number
 # marks unordered mail. That is enough for 33 million pairs, and for four years of a thousand

@@ -26,7 +26,7 @@ from gatepost.mailbox.enqueue import (
 )
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
-from gatepost.wire import LeasedMessage
+from gatepost.wire.operations import LeasedMessage
 
 # Limits of one take: enough for any consumer, small enough that others do not wait long.
 _MAX_MESSAGES = 1000
@@ -58,6 +58,14 @@ FROM mail m INDEXED BY mail_queue JOIN body b ON b.id = m.id
      JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS}
 WHERE m.mailbox = ? AND m.{readiness} AND m.expires_at > ? AND m.{_IF_WAITING} AND m.{IS_UNORDERED}
 ORDER BY m.rank, m.arrival LIMIT ?
+"""
+
+
+_COUNT_UNORDERED_READY = f"""
+SELECT count(*) FROM (
+    SELECT 1 FROM mail INDEXED BY mail_queue
+    WHERE mailbox = ? AND not_before = 0 AND {_IF_WAITING} AND {IS_UNORDERED} LIMIT ?
+)
 """
 
 
@@ -170,11 +178,15 @@ def take_mail(
     policy: MailboxPolicy,
     lease_ids: Iterator[int],
     choice: MailChoice = READY,
+    unordered_limit: int = _MAX_MESSAGES,
 ) -> TakenMail:
-    """Lease up to `limit` messages: the oldest first, each pair's ordered mail in order."""
+    """Lease up to `limit` messages: the oldest first, each pair's ordered mail in order.
+
+    Up to `unordered_limit` of them are unordered.
+    """
     limit = min(limit, _MAX_MESSAGES)
     pairs = tx.fetch_all(_SELECT_READY_PAIRS, (box.id, limit))
-    unordered = tx.fetch_all(choice.unordered_query, (box.id, tx.now, limit))
+    unordered = tx.fetch_all(choice.unordered_query, (box.id, tx.now, min(limit, unordered_limit)))
     portion = min(max(limit // max(len(pairs), 1), 1), _MAX_ROWS_PER_READ)
     # A window of ids bounds how many settled rows a read may have to skip.
     runs: list[Iterable[Row]] = [
@@ -191,6 +203,12 @@ def take_mail(
     senders.update((pair_of_mail(row[_ID]), row[_SENDER]) for row in unordered)
     ids = {lease.slot: lease.id for lease in leases}
     return TakenMail([_leased_message(row, ids, senders, box.name, policy) for row in rows], leases)
+
+
+def count_unordered(tx: Tx, mailbox: int, limit: int) -> int:
+    """The unordered messages of a mailbox that are ready, counted up to `limit`."""
+    ((count,),) = tx.fetch_all(_COUNT_UNORDERED_READY, (mailbox, limit))
+    return int(count)
 
 
 def _read_run(tx: Tx, head: int, end: int, portion: int, whole: bool) -> Iterator[Row]:

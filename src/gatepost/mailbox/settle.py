@@ -21,7 +21,7 @@ from gatepost.mailbox.enqueue import is_unordered, slot_of_mail
 from gatepost.mailbox.leases import LEASE_COLUMNS, Lease, format_lease_handle, parse_lease_handle
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
-from gatepost.wire import Failure
+from gatepost.wire.operations import Failure
 
 _SET_ACKED, _IF_IN_FLIGHT = transition_sql(MailInput.ACK)
 _SET_NACKED, _ = transition_sql(MailInput.NACK)

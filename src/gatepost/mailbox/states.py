@@ -12,6 +12,8 @@ in the journal refuses any such update.
 
 from enum import IntEnum, StrEnum
 
+from gatepost.journal import transition_sql as table
+
 
 class MailState(IntEnum):
     """The state as stored. States from ACKED up are terminal."""
@@ -60,7 +62,5 @@ def transition_sql(event: MailInput) -> tuple[str, str]:
 
     Every statement that changes a state is built from this, so no other transition can happen.
     """
-    sources = [source for (source, cause) in TRANSITIONS if cause is event]
-    targets = {TRANSITIONS[source, event] for source in sources}
-    (target,) = targets
-    return f"state = {target:d}", f"state IN ({', '.join(f'{s:d}' for s in sources)})"
+    sources, target = table.sources_of(TRANSITIONS, event), table.target_of(TRANSITIONS, event)
+    return f"state = {target:d}", table.is_in_states(sources)

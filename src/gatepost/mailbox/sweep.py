@@ -2,7 +2,9 @@
 
 from collections import Counter
 
+from gatepost.journal.facts import find_fact, save_fact
 from gatepost.journal.transaction import Tx
+from gatepost.journal.transition_sql import is_in_states
 from gatepost.mailbox import leases
 from gatepost.mailbox.enqueue import (
     IS_UNORDERED,
@@ -18,6 +20,8 @@ from gatepost.mailbox.states import MailInput, MailState, transition_sql
 
 # Limit of each kind of change per commit group; the rest is due at once in the next group.
 SWEEP_BATCH = 1000
+# The fact that says up to which settled mail, by time and id, the bodies are deleted.
+_BODIES_FORGOTTEN = "bodies_forgotten"
 
 _SET_EXPIRED, _IF_WAITING = transition_sql(MailInput.EXPIRE)
 
@@ -61,7 +65,7 @@ _SELECT_NEXT_DUE = (
     f"SELECT ({_NEXT_EXPIRY}), ({_NEXT_TIMEOUT}), ({_NEXT_PAIR}), ({_NEXT_UNORDERED})"
 )
 
-_FORGETTABLE = f"state IN ({MailState.ACKED:d}, {MailState.EXPIRED:d})"
+_FORGETTABLE = is_in_states((MailState.ACKED, MailState.EXPIRED))
 _SELECT_SETTLED = f"""
 SELECT settled_at, id FROM mail
 WHERE settled_at >= ? AND (settled_at > ? OR id > ?) AND settled_at <= ? AND {_FORGETTABLE}
@@ -147,15 +151,12 @@ def forget_settled_mail(tx: Tx, bodies_before: int, rows_before: int, batch: int
 
 
 def _forget_bodies(tx: Tx, before: int, batch: int) -> int:
-    row = tx.fetch_one("SELECT value FROM fact WHERE name = 'bodies_forgotten'")
-    at, id = map(int, row[0].split()) if row else (-1, -1)
+    position = find_fact(tx, _BODIES_FORGOTTEN)
+    at, id = map(int, position.split()) if position else (-1, -1)
     rows = tx.fetch_all(_SELECT_SETTLED, (at, at, id, before, batch))
     tx.execute_many("DELETE FROM body WHERE id = ?", [(id,) for _, id in rows])
     if rows:
-        position = f"{rows[-1][0]} {rows[-1][1]}"
-        tx.execute(
-            "INSERT OR REPLACE INTO fact (name, value) VALUES ('bodies_forgotten', ?)", (position,)
-        )
+        save_fact(tx, _BODIES_FORGOTTEN, f"{rows[-1][0]} {rows[-1][1]}")
     return len(rows)
 
 

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
-from gatepost.mailbox.leases import MailboxRef, TakenMail
+from gatepost.mailbox.leases import MailboxRef, TakenMail, count_unordered
 from gatepost.mailbox.settle import FreedMail
 from gatepost.mailbox.waiters import Waiter, WaiterQueue
-from gatepost.wire import LeasedMessage
+from gatepost.wire.operations import LeasedMessage
 
 # How many messages one commit group hands to waiters; the next group continues with the rest.
 _MAX_SERVED_PER_GROUP = 2000
 
-# Leases up to `limit` messages of a mailbox to a consumer.
-TakeMail = Callable[[Tx, MailboxRef, str, int], TakenMail]
+# Leases up to `limit` messages of a mailbox to a consumer, and up to `share` unordered ones.
+TakeMail = Callable[[Tx, MailboxRef, str, int, int], TakenMail]
 
 
 class WaiterService:
@@ -58,7 +58,11 @@ class WaiterService:
         self._touched_mailboxes |= self._waiters.waiting_mailboxes()
 
     def _serve_mailbox(self, tx: Tx, mailbox: int, capacity: int) -> int:
-        """Lease ready mail to the waiters in turn. Return how much more this group may lease."""
+        """Lease ready mail to the waiters in turn. Return how much more this group may lease.
+
+        A waiter that could take all the unordered mail leaves the others their share of it.
+        """
+        share = turns_left = 0
         while waiter := self._waiters.next_waiter(mailbox):
             if waiter.gone:
                 self._waiters.remove_waiter(tx, waiter)
@@ -66,14 +70,27 @@ class WaiterService:
             if capacity <= 0:
                 self._touched_mailboxes.add(mailbox)
                 return capacity
+            if not turns_left:
+                self._waiters.remove_gone(tx, mailbox)
+                share = self._find_share(tx, mailbox)
+                turns_left = self._waiters.count_waiting(mailbox)
+            turns_left -= 1
             taken = self._take_mail(
-                tx, waiter.mailbox, waiter.consumer, min(waiter.credit, capacity)
+                tx, waiter.mailbox, waiter.consumer, min(waiter.credit, capacity), share
             )
             if not taken.messages:
                 return capacity
             self._hand_to_waiter(tx, waiter, taken)
             capacity -= len(taken.messages)
         return capacity
+
+    def _find_share(self, tx: Tx, mailbox: int) -> int:
+        """How many unordered messages one waiter gets before the next has its turn."""
+        waiting = self._waiters.count_waiting(mailbox)
+        if waiting < 2:
+            return _MAX_SERVED_PER_GROUP
+        credit = min(self._waiters.total_credit(mailbox), _MAX_SERVED_PER_GROUP)
+        return max(1, -(-count_unordered(tx, mailbox, credit) // waiting))
 
     def _hand_to_waiter(self, tx: Tx, waiter: Waiter, taken: TakenMail) -> None:
         self._served.append((waiter, taken.messages))

@@ -12,7 +12,7 @@ from msgspec import Struct
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox.leases import Lease, MailboxRef
 from gatepost.mailbox.settle import FreedMail
-from gatepost.wire import LeasedMessage
+from gatepost.wire.operations import LeasedMessage
 
 
 class Waiter(Struct, eq=False):
@@ -46,6 +46,13 @@ class WaiterQueue:
         """Return the waiter whose turn it is."""
         return next(iter(self._turns.get(mailbox, ())), None)
 
+    def count_waiting(self, mailbox: int) -> int:
+        """How many waiters have credit for the mail of a mailbox."""
+        return len(self._turns.get(mailbox, ()))
+
+    def total_credit(self, mailbox: int) -> int:
+        return sum(waiter.credit for waiter in self._turns.get(mailbox, ()))
+
     def waiting_mailboxes(self) -> set[int]:
         return set(self._turns)
 
@@ -66,6 +73,11 @@ class WaiterQueue:
             self.remove_waiter(tx, before)
         self._add_member(waiter)
         tx.on_rollback(partial(self._remove_member, waiter))
+
+    def remove_gone(self, tx: Tx, mailbox: int) -> None:
+        """Remove the waiters that are gone: they have no share of the mail."""
+        for waiter in [each for each in self._turns.get(mailbox, ()) if each.gone]:
+            self.remove_waiter(tx, waiter)
 
     def remove_waiter(self, tx: Tx, waiter: Waiter) -> None:
         """Remove a waiter; its leases are still attributed to it."""

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gatepost.access import MeshSecrets
-from gatepost.agent_tokens import SecretValue
 from gatepost.events import NodeId, PublicKey
 from gatepost.room import SharedRoom, TransportRecord
+from gatepost.wire.agent_tokens import SecretValue
 
 BOOTSTRAP_PREFIX = "/.rb"
 MAX_BODY_BYTES = 8 * 1024
@@ -27,15 +27,22 @@ ShortField = Annotated[str, Meta(max_length=260)]
 
 
 class BootstrapRequest(SecretValue, frozen=True):
-    """`node_id` and `node_key` name the machine that joins: the invite it gets is for it alone."""
+    """`node_id` and `node_key` name the machine that joins: the invite it gets is for it alone.
+
+    Without both, as other implementations ask, the invite is for any machine.
+    """
 
     cluster_token: Annotated[str, Meta(max_length=256)]
     request_time: Annotated[int, Meta(ge=0, le=2**53)]
-    node_id: NodeId
-    node_key: PublicKey
+    node_id: NodeId | None = None
+    node_key: PublicKey | None = None
     wg_pubkey: ShortField = ""
     wg_endpoint: ShortField = ""
     tunnel_ip: ShortField = ""
+
+    @property
+    def is_keyless(self) -> bool:
+        return self.node_id is None and self.node_key is None
 
 
 class BootstrapPeer(Struct, frozen=True):
@@ -60,7 +67,7 @@ class BootstrapAnswer(SecretValue, frozen=True):
 
 
 _NO_SECRETS = MeshSecrets(0, "", "no cluster token", "no join secret")
-_NO_REQUEST = BootstrapRequest("", 0, "nobody", bytes(32))
+_NO_REQUEST = BootstrapRequest("", 0)
 
 
 def decode_request(body: bytes) -> BootstrapRequest | None:

@@ -5,8 +5,15 @@ signature, stands behind rate limits. A sender that returned the cookie of its a
 of its own, which nobody else can use up. An announcement with the HMAC of the cluster token has a
 limit for its sender: a stranger cannot make one, so a flood keeps nobody from becoming known. All
 other datagrams share a small limit, per address and together, so forged ones do not cost much.
+
+A datagram at the wrong time is refused. If it is authentic, it still tells how far the clock of its
+sender is off. Such ones have limits of their own: old datagrams that a stranger repeats silence
+nobody.
 """
 
+from hmac import compare_digest
+
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gatepost.access.rate_limit import SourceRateLimiter, TokenBucket
@@ -34,13 +41,23 @@ from gatepost.mesh.messages import (
 )
 from gatepost.mesh.refusals import Refusal
 from gatepost.mesh.replay_cache import ReplayCache, fingerprint_datagram
-from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES
+from gatepost.mesh.transport import MAX_DATAGRAM_BYTES
 
 _ANNOUNCE = MessageType.PEER_ANNOUNCE.value
 _PEER_RATE, _PEER_BURST = 50.0, 100
 _ANNOUNCE_RATE, _ANNOUNCE_BURST = 2.0, 10
 _ADDRESS_RATE, _ADDRESS_BURST, _MAX_ADDRESSES = 20.0, 40, 1000
 _UNPROVEN_RATE, _UNPROVEN_BURST = 200.0, 400
+
+
+class SkewedMessage(Struct, frozen=True):
+    """An authentic message of a node whose clock is so many seconds ahead, or behind: refused."""
+
+    message: MeshMessage
+    offset_secs: int
+
+
+Verdict = MeshMessage | SkewedMessage | Refusal
 
 
 class DatagramJudge:
@@ -56,6 +73,7 @@ class DatagramJudge:
         self._clock = SteadyClock(now)
         self._replays = ReplayCache((2 * self._tolerance + 1) * 1000, 1024)
         self._peers = SourceRateLimiter(_PEER_RATE, _PEER_BURST, self._clock)
+        self._skewed = SourceRateLimiter(_PEER_RATE, _PEER_BURST, self._clock)
         self._announcers = SourceRateLimiter(_ANNOUNCE_RATE, _ANNOUNCE_BURST, self._clock)
         self._addresses = SourceRateLimiter(
             _ADDRESS_RATE, _ADDRESS_BURST, self._clock, _MAX_ADDRESSES
@@ -65,17 +83,24 @@ class DatagramJudge:
         self.cluster_tokens: tuple[str, ...] = ()
         self._signed_count = 0
 
-    def judge_datagram(self, datagram: bytes, source: str, now: MeshTime) -> MeshMessage | Refusal:
+    def judge_datagram(self, datagram: bytes, source: str, now: MeshTime) -> Verdict:
         text, signature = split_signature(datagram)
-        envelope = self._open_envelope(datagram, text, now)
+        envelope = self._open_envelope(datagram, text)
         if isinstance(envelope, Refusal):
             return envelope
+        self._clock.set_time(now.steady_ms)
+        offset_secs = envelope.timestamp - now.unix_secs
+        if abs(offset_secs) > self._tolerance:
+            if not self._is_known_sender(envelope, text, signature, source):
+                return Refusal.CLOCK_SKEW
+            message = self._open_payload(envelope, in_tunnel=signature is None)
+            if isinstance(message, Refusal):
+                return Refusal.CLOCK_SKEW
+            return SkewedMessage(message, offset_secs)
         refusal = self._check_origin(envelope, text, signature, source, now)
-        return refusal or self._open_payload(envelope)
+        return refusal or self._open_payload(envelope, in_tunnel=signature is None)
 
-    def _open_envelope(
-        self, datagram: bytes, text: bytes, now: MeshTime
-    ) -> DatagramEnvelope | Refusal:
+    def _open_envelope(self, datagram: bytes, text: bytes) -> DatagramEnvelope | Refusal:
         """The checks that cost next to nothing."""
         if len(datagram) > MAX_DATAGRAM_BYTES:
             return Refusal.OVERSIZED
@@ -86,9 +111,20 @@ class DatagramJudge:
             return Refusal.UNKNOWN_SENDER
         if envelope.to not in (None, self._me):
             return Refusal.WRONG_RECEIVER
-        if abs(now.unix_secs - envelope.timestamp) > self._tolerance:
-            return Refusal.CLOCK_SKEW
         return envelope
+
+    def _is_known_sender(
+        self, envelope: DatagramEnvelope, text: bytes, signature: bytes | None, source: str
+    ) -> bool:
+        """Whether a datagram at the wrong time is authentic, as far as that may be looked at."""
+        try:
+            if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
+                self._skewed.take_token(envelope.node_id)
+            else:
+                self._take_unproven(source)
+        except RateLimited:
+            return False
+        return self._is_authentic(self.members[envelope.node_id], text, signature, source)
 
     def _check_origin(
         self,
@@ -103,7 +139,6 @@ class DatagramJudge:
         if signature is not None and envelope.to is None and envelope.type != _ANNOUNCE:
             # Anybody could have passed it on: only a first word may leave its receiver open.
             return Refusal.WRONG_RECEIVER
-        self._clock.set_time(now.steady_ms)
         fingerprint = fingerprint_datagram(text)
         if not self._replays.can_take(sender, fingerprint, now.steady_ms):
             return Refusal.REPLAYED
@@ -130,11 +165,14 @@ class DatagramJudge:
             if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
                 self._peers.take_token(envelope.node_id)
             elif not self._may_announce(envelope):
-                self._addresses.take_token(source)
-                self._unproven.take_tokens(1)
+                self._take_unproven(source)
         except RateLimited:
             return False
         return True
+
+    def _take_unproven(self, source: str) -> None:
+        self._addresses.take_token(source)
+        self._unproven.take_tokens(1)
 
     def _may_announce(self, envelope: DatagramEnvelope) -> bool:
         """Whether this is an announcement of a node with the cluster token, within its limit."""
@@ -153,22 +191,34 @@ class DatagramJudge:
         self, member: MeshMember, text: bytes, signature: bytes | None, source: str
     ) -> bool:
         if signature is None:
-            return bool(member.tunnel_ip) and _host_of(source) == member.tunnel_ip
+            return member.is_in_tunnel(source)
         return self._signer.verify(member.public_key, text, signature)
 
-    def _open_payload(self, envelope: DatagramEnvelope) -> MeshMessage | Refusal:
+    def _open_payload(
+        self, envelope: DatagramEnvelope, *, in_tunnel: bool
+    ) -> MeshMessage | Refusal:
         payload = decode_payload(envelope)
         if payload is None:
             return Refusal.BAD_PAYLOAD
-        if not self._has_token(envelope, payload):
+        if not self._has_token(envelope, payload) and not (
+            in_tunnel and self._shows_token(payload)
+        ):
             return Refusal.BAD_HMAC
-        return MeshMessage(envelope.node_id, payload, envelope.to, envelope.cookie, envelope.echo)
+        return MeshMessage(
+            envelope.node_id,
+            payload,
+            envelope.to,
+            envelope.cookie,
+            envelope.echo,
+            envelope.skew,
+        )
+
+    def _shows_token(self, payload: Payload) -> bool:
+        """Whether an announcement has the cluster token itself: only a tunnel keeps it secret."""
+        shown = payload.cluster_token.encode() if isinstance(payload, PeerAnnounce) else b""
+        return any(compare_digest(shown, token.encode()) for token in self.cluster_tokens)
 
     def _has_token(self, envelope: DatagramEnvelope, payload: Payload) -> bool:
         if not isinstance(payload, PeerAnnounce) or not self.cluster_tokens:
             return True
         return is_hmac_valid(self.cluster_tokens, envelope.node_id, envelope.to or "", payload)
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")

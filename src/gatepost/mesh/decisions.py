@@ -3,9 +3,10 @@
 from msgspec import Struct
 
 from gatepost.mesh.election_states import ElectionState
-from gatepost.mesh.messages import IntroPoints, MeshMessage, Term
+from gatepost.mesh.messages import IntroPoints, MeshMessage
 from gatepost.mesh.peer_states import PeerState
 from gatepost.mesh.refusals import Refusal
+from gatepost.wire.mesh_views import Term
 
 
 class SendMessage(Struct, frozen=True):
@@ -51,6 +52,13 @@ class BackendReported(Struct, frozen=True):
     backend: str
 
 
+class HintRefused(Struct, frozen=True):
+    """Gossip named an address of a member at which this node calls nobody."""
+
+    node: str
+    address: str
+
+
 class DatagramRefused(Struct, frozen=True):
     """A datagram or message did not count. `node` is its sender, if that is certain."""
 
@@ -65,5 +73,6 @@ MeshDecision = (
     | ElectionChanged
     | IntroPointsHeard
     | BackendReported
+    | HintRefused
     | DatagramRefused
 )

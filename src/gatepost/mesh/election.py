@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gatepost.mesh.election_states import TRANSITIONS, ElectionInput, ElectionState
 from gatepost.mesh.mesh_time import MeshTimers
-from gatepost.mesh.messages import MAX_COUNTER, Term
+from gatepost.wire.mesh_views import MAX_COUNTER, Term
 
 # (priority, node id): the lower one is better.
 Rank = tuple[int, str]
@@ -23,10 +23,11 @@ MAX_TERM_JUMP = 1_000_000
 
 
 class ElectionView(Struct, frozen=True):
-    """The peers as far as an election needs them."""
+    """The peers as far as an election needs them. `is_barred`: this node must not claim now."""
 
     is_alone: bool
     is_best: bool
+    is_barred: bool = False
 
 
 class Election:
@@ -123,7 +124,7 @@ class Election:
             if self._is_contested:
                 self._claim_next_term()
             return
-        if view.is_alone and self.may_lead:
+        if view.is_alone and self.may_lead and not view.is_barred:
             self._take_office(ElectionInput.ALONE)
             return
         silence = now - self.heard_at
@@ -134,7 +135,8 @@ class Election:
         self.take_vacant_office(view)
 
     def take_vacant_office(self, view: ElectionView) -> None:
-        if self.state is ElectionState.VACANT and self.may_lead and view.is_best:
+        may_claim = self.may_lead and view.is_best and not view.is_barred
+        if self.state is ElectionState.VACANT and may_claim:
             self._take_office(ElectionInput.ELECTED)
 
     def skip_time(self, gap: int, now: int) -> None:

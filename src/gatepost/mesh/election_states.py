@@ -46,3 +46,16 @@ TRANSITIONS: dict[tuple[ElectionState, ElectionInput], ElectionState] = {
     (_S.PUBLISHER, _I.RELEASE): _S.VACANT,
     (_S.PUBLISHER, _I.LAPSE): _S.SUSPECT,
 }
+
+
+def describe_leader(node: str, publisher: str | None, state: str, counter: int | None) -> str:
+    """Who leads, as `node` sees it: the words of every command and of the log."""
+    term = "" if counter is None else f" in term {counter}"
+    if publisher == node:
+        return f"{node}, this gateway, leads the mesh{term}"
+    if publisher is not None:
+        silent = ", but is silent" if state == ElectionState.SUSPECT else ""
+        return f"{publisher} leads the mesh{term}{silent}; {node}, this gateway, stands by"
+    if state == ElectionState.VACANT:
+        return f"no gateway leads the mesh: the lease is free; {node}, this gateway, stands by"
+    return f"no gateway leads the mesh yet; {node}, this gateway, listens"

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable
 
+from gatepost.mesh.members import MeshMember, MeshMembers
 from gatepost.mesh.messages import MAX_KNOWN_PEERS, KnownPeer
 from gatepost.mesh.peer_table import MeshPeer
-from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES
+from gatepost.mesh.transport import MAX_DATAGRAM_BYTES
 
 # The longest heartbeat without its known peers, and without the names of nodes.
-_HEARTBEAT_BYTES = 415
+_HEARTBEAT_BYTES = 460
 # The JSON of an entry without its texts.
 _ENTRY_OVERHEAD = 64
 
 
-def choose_gossip(peers: Iterable[MeshPeer], name_bytes: int) -> tuple[KnownPeer, ...]:
+def choose_gossip(
+    peers: Iterable[MeshPeer], members: MeshMembers, name_bytes: int
+) -> tuple[KnownPeer, ...]:
     """The peers to name now: those first that were named least, so that a change travels at once.
 
     The names of sender, receiver and publisher take `name_bytes` of the datagram.
@@ -20,13 +23,21 @@ def choose_gossip(peers: Iterable[MeshPeer], name_bytes: int) -> tuple[KnownPeer
     chosen: list[KnownPeer] = []
     free = MAX_DATAGRAM_BYTES - _HEARTBEAT_BYTES - name_bytes
     for peer in sorted(peers, key=_gossip_order):
-        known = peer.describe()
+        known = _describe_peer(peer, members.get(peer.id))
         free -= _entry_bytes(known)
         if free < 0 or len(chosen) >= MAX_KNOWN_PEERS:
             break
         peer.gossip_count += 1
         chosen.append(known)
     return tuple(chosen)
+
+
+def _describe_peer(peer: MeshPeer, member: MeshMember | None) -> KnownPeer:
+    """In a tunnel the endpoint is that of WireGuard; elsewhere it takes datagrams."""
+    tunnel = None if member is None else member.tunnel
+    if tunnel is None:
+        return KnownPeer(peer.id, peer.wg_pubkey, peer.address, peer.tunnel_ip)
+    return KnownPeer(peer.id, tunnel.wg_pubkey, tunnel.wg_endpoint, tunnel.ip)
 
 
 def _gossip_order(peer: MeshPeer) -> tuple[int, str]:

@@ -8,13 +8,13 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Raw, Struct, ValidationError
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, ValidationError
 
 from gatepost.events import AgentId, NodeId
+from gatepost.wire.mesh_views import MAX_COUNTER, Term
 
 MAX_KNOWN_PEERS = 16
 MAX_INTRO_POINTS = 8
-MAX_COUNTER = 2**53 - 1
 # All announcements have this size, so that an answer is as long as its question.
 ANNOUNCE_BYTES = 900
 
@@ -40,13 +40,6 @@ class MeshRole(StrEnum):
     STANDBY = "standby"
 
 
-class Term(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
-    """One period of office: a counter, and the node that claimed it."""
-
-    counter: Annotated[int, Meta(ge=0, le=MAX_COUNTER)]
-    node: NodeId
-
-
 class KnownPeer(Struct, frozen=True):
     """Another node as gossip names it. Over plain UDP `wg_endpoint` is its address."""
 
@@ -56,19 +49,24 @@ class KnownPeer(Struct, frozen=True):
     tunnel_ip: ShortText
 
 
-class Heartbeat(Struct, frozen=True, omit_defaults=True):
-    """A sign of life. `term` is the highest term that its sender knows."""
+class Heartbeat(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A sign of life. `term` is the highest term that its sender knows.
+
+    `is_barred`: its sender does not claim the lease now, whatever its rank. `last_publish_ts` is
+    always written, and may be missing in what others write.
+    """
 
     role: MeshRole
-    last_publish_ts: UnixSeconds | None
+    last_publish_ts: UnixSeconds | UnsetType | None = UNSET
     known_peers: Annotated[tuple[KnownPeer, ...], Meta(max_length=MAX_KNOWN_PEERS)]
     intro_point_count: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     priority: Priority | None = None
     term: Term | None = None
+    is_barred: bool = False
 
 
 class PeerAnnounce(Struct, frozen=True, omit_defaults=True):
-    """The first message to a node. `hmac` stands for `cluster_token`, which stays empty.
+    """The first message to a node. Outside of a tunnel `hmac` stands for `cluster_token`.
 
     `padding` makes all announcements equally long: an answer is no longer than its question.
     """
@@ -124,7 +122,8 @@ class DatagramEnvelope(Struct, frozen=True, omit_defaults=True):
 
     Names are compared with those of members, so they need no form here. `to` names the receiver.
     `cookie` is to be returned as `echo` in messages to this sender. `seq` makes two equal messages
-    of one second different datagrams.
+    of one second different datagrams. `skew` tells the receiver that its datagrams are refused: its
+    clock is so many seconds ahead of the sender's.
     """
 
     node_id: str
@@ -135,6 +134,7 @@ class DatagramEnvelope(Struct, frozen=True, omit_defaults=True):
     cookie: Cookie = ""
     echo: str = ""
     seq: Annotated[int, Meta(ge=0, le=MAX_COUNTER)] = 0
+    skew: Annotated[int, Meta(ge=-MAX_COUNTER, le=MAX_COUNTER)] = 0
 
 
 class MeshMessage(Struct, frozen=True):
@@ -145,6 +145,7 @@ class MeshMessage(Struct, frozen=True):
     to: str | None = None
     cookie: str = ""
     echo: str = ""
+    skew: int = 0
 
 
 _encode = msgspec.json.Encoder().encode
@@ -165,6 +166,7 @@ def encode_message(message: MeshMessage, timestamp: int, seq: int = 0) -> bytes:
             message.cookie,
             message.echo,
             seq,
+            message.skew,
         )
     )
 

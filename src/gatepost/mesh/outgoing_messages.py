@@ -3,16 +3,22 @@
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.mesh.address_cookie import AddressCookies
 from gatepost.mesh.datagram_signature import compute_hmac
 from gatepost.mesh.decisions import SendMessage
+from gatepost.mesh.members import MeshMembers
 from gatepost.mesh.messages import MeshMessage, Payload, PeerAnnounce
 from gatepost.mesh.peer_table import PeerTable
 
 
 class MeshIdentity(Struct, frozen=True, kw_only=True):
-    """This node in the mesh. `address` is where others reach it, if it knows that."""
+    """This node in the mesh. `address` is where others reach it, if it knows that.
+
+    In a tunnel that is the endpoint of WireGuard, and all nodes take datagrams at `datagram_port`
+    of their addresses inside.
+    """
 
     node: str
     priority: int
@@ -20,14 +26,19 @@ class MeshIdentity(Struct, frozen=True, kw_only=True):
     address: str = ""
     wg_pubkey: str = ""
     tunnel_ip: str = ""
+    datagram_port: str = ""
 
 
 class OutgoingMessages:
-    """`cluster_token` proves announcements; without one the signature has to do."""
+    """`cluster_token` proves announcements; without one the signature has to do.
+
+    It is shown to members in the tunnel, as the protocol says; elsewhere an HMAC stands for it.
+    """
 
     def __init__(self, identity: MeshIdentity, peers: PeerTable, cookies: AddressCookies) -> None:
         self.identity = identity
         self.cluster_token = ""
+        self.members: MeshMembers = {}
         self._peers = peers
         self._cookies = cookies
 
@@ -36,10 +47,13 @@ class OutgoingMessages:
         announce = PeerAnnounce("", me.wg_pubkey, me.address, me.tunnel_ip, me.priority)
         if self.cluster_token:
             hmac = compute_hmac(self.cluster_token, me.node, node or "", announce)
-            announce = PeerAnnounce(
-                "", me.wg_pubkey, me.address, me.tunnel_ip, me.priority, hmac=hmac
-            )
+            shown = self.cluster_token if self._is_in_tunnel(address) else ""
+            announce = replace(announce, cluster_token=shown, hmac=hmac)
         return self.send_to(address, node, announce)
+
+    def _is_in_tunnel(self, address: str) -> bool:
+        """Whether the tunnel brings a datagram for this address to one member, and encrypts it."""
+        return any(member.is_in_tunnel(address) for member in self.members.values())
 
     def broadcast(self, payload: Payload) -> Iterable[SendMessage]:
         """To all peers with a proven address, the dead too: a healed network needs a first word."""
@@ -50,4 +64,7 @@ class OutgoingMessages:
         peer = None if node is None else self._peers.find_peer(node)
         cookie = "" if node is None else self._cookies.cookie_for(node, address)
         echo = peer.cookie if peer else ""
-        return SendMessage(address, MeshMessage(self.identity.node, payload, node, cookie, echo))
+        clock = peer.clock if peer else None
+        skew = clock.offset_secs if clock is not None and clock.is_measured else 0
+        message = MeshMessage(self.identity.node, payload, node, cookie, echo, skew)
+        return SendMessage(address, message)

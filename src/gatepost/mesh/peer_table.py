@@ -12,18 +12,34 @@ from msgspec import Struct
 
 from gatepost.mesh.members import MeshMembers
 from gatepost.mesh.mesh_time import MeshTimers
-from gatepost.mesh.messages import IntroPoint, KnownPeer, Priority, Term
+from gatepost.mesh.messages import IntroPoint, Priority
 from gatepost.mesh.peer_states import TRANSITIONS, PeerInput, PeerState
+from gatepost.wire.mesh_views import Term
 
 MAX_PEERS = 1024
 _MAX_CREDIT = 4_800
 _HINT_TRIES = 3
 
 
+class ClockReading(Struct, frozen=True):
+    """A peer whose clock differs too much from that of this node.
+
+    `offset_secs` is positive if its clock is ahead; `heard_at` is the steady time of this node.
+    `is_measured`: its datagrams are refused; otherwise it says that it refuses those of this node.
+    """
+
+    offset_secs: int
+    heard_at: int
+    is_publisher: bool
+    is_measured: bool
+
+
 class MeshPeer(Struct):
     """One peer. `cookie` is to be echoed to it; `address` is proven, `hinted_address` is not.
 
-    `times_told`: how often it was told the intro points of this node.
+    `times_told`: how often it was told the intro points of this node. `clock`: its last word while
+    its clock differs. `insists_since`: it leads without a term, and has ignored the claims of this
+    publisher since then.
     """
 
     id: str
@@ -44,6 +60,9 @@ class MeshPeer(Struct):
     tunnel_ip: str = ""
     intro_points: tuple[IntroPoint, ...] = ()
     times_told: int = 0
+    is_barred: bool = False
+    clock: ClockReading | None = None
+    insists_since: int | None = None
 
     @property
     def is_authenticated(self) -> bool:
@@ -52,9 +71,6 @@ class MeshPeer(Struct):
     @property
     def is_alive(self) -> bool:
         return self.state is PeerState.ALIVE
-
-    def describe(self) -> KnownPeer:
-        return KnownPeer(self.id, self.wg_pubkey, self.address, self.tunnel_ip)
 
     def earn_credit(self, size: int) -> None:
         self.credit = min(self.credit + size, _MAX_CREDIT)
@@ -99,6 +115,15 @@ class PeerTable:
             self._move(peer, PeerInput.DATAGRAM)
         return peer
 
+    def hear_skewed(self, node: str, size: int, now: int) -> MeshPeer | None:
+        """A member sent a datagram at the wrong time: it is no sign of life, and pays answers."""
+        peer = self._peers.get(node) or self._add_peer(node, now)
+        if peer is not None:
+            peer.earn_credit(size)
+            if not peer.is_authenticated:
+                peer.heard_at = now
+        return peer
+
     def hint_peer(self, node: str, address: str, by: str | None, now: int) -> MeshPeer | None:
         """Somebody names a node that is not alive here. `by` None: nobody pays for the tries.
 
@@ -132,6 +157,12 @@ class PeerTable:
             if unanswered and silence >= self._timers.takeover_ms:
                 self._move(peer, PeerInput.LONG_SILENCE)
 
+    def forget_clocks(self, now: int) -> None:
+        """Drop the reports of clocks that are not repeated."""
+        for peer in self._peers.values():
+            if peer.clock is not None and now - peer.clock.heard_at >= self._timers.takeover_ms:
+                peer.clock = None
+
     def skip_time(self, gap: int) -> None:
         for peer in self._peers.values():
             peer.heard_at += gap
@@ -157,7 +188,8 @@ class PeerTable:
             return
         peer.state = state
         if state is not PeerState.ALIVE:
-            peer.is_publisher = False
+            peer.is_publisher = peer.is_barred = False
+            peer.insists_since = None
         if state is PeerState.FORGOTTEN:
             del self._peers[peer.id]
         else:

@@ -7,8 +7,8 @@ Every step may be interrupted and repeated: see docs/migration.md.
 
 from gatepost.migration.cutover import CutOverResult, cut_over
 from gatepost.migration.import_proof import ImportProof, verify_import
-from gatepost.migration.import_report import ImportCounts, ImportReport
-from gatepost.migration.importer import ImportPlan, import_dump, survey_dump
+from gatepost.migration.import_summary import ImportCounts, ImportSummary
+from gatepost.migration.importer import ImportPlan, import_dump, rehearse_import, survey_dump
 from gatepost.migration.legacy_dump import LegacyDump, parse_dump, read_dump
 from gatepost.migration.legacy_follower import follow_document
 from gatepost.migration.legacy_mirror import LegacyMirror, MirrorDifference, compare_mirror
@@ -24,7 +24,7 @@ __all__ = [
     "ImportCounts",
     "ImportPlan",
     "ImportProof",
-    "ImportReport",
+    "ImportSummary",
     "LegacyDump",
     "LegacyItem",
     "LegacyMirror",
@@ -41,6 +41,7 @@ __all__ = [
     "import_dump",
     "parse_dump",
     "read_dump",
+    "rehearse_import",
     "survey_dump",
     "verify_import",
 ]

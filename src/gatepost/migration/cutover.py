@@ -7,7 +7,7 @@ from gatepost.clock import Clock
 from gatepost.errors import WrongState
 from gatepost.migration import phase_marker
 from gatepost.migration.import_proof import ImportProof, verify_import
-from gatepost.migration.import_report import ImportReport
+from gatepost.migration.import_summary import ImportSummary
 from gatepost.migration.importer import ImportPlan, send_dump
 from gatepost.migration.legacy_dump import LegacyDump
 from gatepost.migration.legacy_mirror import finish_interrupted_group
@@ -18,7 +18,7 @@ from gatepost.migration.phase_marker import MigrationCommand, PhaseMarker
 
 
 class CutOverResult(Struct):
-    report: ImportReport
+    report: ImportSummary
     proof: ImportProof
     marker: PhaseMarker
 
@@ -54,7 +54,7 @@ async def cut_over(
     return CutOverResult(report, proof, marker)
 
 
-def _find_objections(report: ImportReport, proof: ImportProof, leave_rejects: bool) -> list[str]:
+def _find_objections(report: ImportSummary, proof: ImportProof, leave_rejects: bool) -> list[str]:
     found = []
     if not report.total.is_balanced:
         found.append("the counts of the import do not add up")

@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct
 
 from gatepost.client import Client
 from gatepost.clock import Clock
 from gatepost.migration import phase_marker
-from gatepost.migration.import_report import ImportReport
-from gatepost.migration.item_sender import ItemTriage, reject_refused, send_items, triage_items
+from gatepost.migration.import_summary import ImportSummary
+from gatepost.migration.item_sender import (
+    PERMANENT_ERRORS,
+    ItemTriage,
+    reject_refused,
+    send_items,
+    triage_items,
+)
 from gatepost.migration.json_values import render_json
 from gatepost.migration.legacy_dump import LegacyDump
 from gatepost.migration.legacy_records import (
@@ -25,7 +31,9 @@ from gatepost.migration.legacy_records import (
 )
 from gatepost.migration.migration_files import MigrationFolder, replace_file
 from gatepost.migration.migration_ledger import MigrationLedger
+from gatepost.migration.outcome_client import OutcomeClient
 from gatepost.migration.phase_marker import MigrationCommand
+from gatepost.wire.operations import NewSend, SendCheck
 
 _MAX_BATCH_ITEMS, _MAX_BATCH_BYTES = 100, 512 * 1024
 
@@ -41,7 +49,7 @@ class ImportPlan(Struct, frozen=True):
 
 async def import_dump(
     client: Client, folder: MigrationFolder, dump: LegacyDump, plan: ImportPlan, clock: Clock
-) -> ImportReport:
+) -> ImportSummary:
     """Import a dump and update the phase marker."""
     node_id = (await client.status()).node_id
     phase_marker.check_transition(
@@ -56,11 +64,15 @@ async def import_dump(
 
 def survey_dump(
     folder: MigrationFolder, dump: LegacyDump, plan: ImportPlan, clock: Clock
-) -> ImportReport:
-    """Report the effect of an import without sending. Writes only the files named in the plan."""
+) -> ImportSummary:
+    """Report what a dump holds, without a gateway. Writes only the files named in the plan."""
     triage = triage_items(
         dump.parse_items(plan.names), MigrationLedger(folder.ledger, clock), clock.now()
     )
+    return _report_survey(dump, triage, plan)
+
+
+def _report_survey(dump: LegacyDump, triage: ItemTriage, plan: ImportPlan) -> ImportSummary:
     report = _start_report(dump, triage, dry_run=True)
     report.count_items(triage.to_send, triage.already_imported)
     report.count_rejects(triage.rejects)
@@ -70,9 +82,49 @@ def survey_dump(
     return report
 
 
+async def rehearse_import(
+    lookup: OutcomeClient, folder: MigrationFolder, dump: LegacyDump, plan: ImportPlan, clock: Clock
+) -> ImportSummary:
+    """Report what an import would do, with the gateway's refusals. Nothing is sent."""
+    triage = triage_items(
+        dump.parse_items(plan.names), MigrationLedger(folder.ledger, clock), clock.now()
+    )
+    accepted: list[LegacyItem] = []
+    for batch in split_batches(sort_by_age(triage.to_send)):
+        answers = await lookup.check_sends(_describe_sends(batch, plan.ttl_secs))
+        for item, answer in zip(batch, answers, strict=True):
+            error = None if answer.error is None else answer.error.to_error()
+            if isinstance(error, PERMANENT_ERRORS):
+                triage.rejects.append(reject_refused(item, error))
+            else:
+                accepted.append(item)
+    triage.to_send = accepted
+    return _report_survey(dump, triage, plan)
+
+
+def _describe_sends(items: Iterable[LegacyItem], ttl_secs: float | None) -> SendCheck:
+    """The messages that an import would send; a payload that is uploaded first is left out."""
+    check = SendCheck([])
+    for index, item in enumerate(items):
+        payload = msgspec.json.encode(item.payload)
+        if len(payload) > _MAX_BATCH_BYTES:
+            check.left_out[str(index)], payload = len(payload), b"null"
+        check.messages.append(
+            NewSend(
+                item.sender,
+                to_agent=item.to,
+                payload=Raw(payload),
+                idempotency_key=item.key,
+                corr_id=UNSET if item.corr_id is None else item.corr_id,
+                ttl_secs=UNSET if ttl_secs is None else ttl_secs,
+            )
+        )
+    return check
+
+
 async def send_dump(
     client: Client, folder: MigrationFolder, dump: LegacyDump, plan: ImportPlan, clock: Clock
-) -> ImportReport:
+) -> ImportSummary:
     """Send all open items in batches. Each batch is in the ledger before the next starts."""
     ledger = MigrationLedger(folder.ledger, clock)
     triage = triage_items(dump.parse_items(plan.names), ledger, clock.now())
@@ -118,9 +170,9 @@ def split_batches(items: Iterable[LegacyItem]) -> Iterator[list[LegacyItem]]:
         yield batch
 
 
-def _start_report(dump: LegacyDump, triage: ItemTriage, *, dry_run: bool) -> ImportReport:
+def _start_report(dump: LegacyDump, triage: ItemTriage, *, dry_run: bool) -> ImportSummary:
     """Count all items before sending, so that the totals can be checked afterwards."""
-    report = ImportReport(dry_run, others=dump.others)
+    report = ImportSummary(dry_run, others=dump.others)
     kinds = [item.kind for item in [*triage.to_send, *triage.already_imported, *triage.history]]
     for kind in [*kinds, *(reject.kind for reject in triage.rejects)]:
         report.counts_of(kind).read += 1
@@ -142,13 +194,13 @@ def write_rejects(path: Path, rejects: Iterable[RejectedItem], gone: set[tuple[s
 
 
 def _write_run_rejects(
-    report: ImportReport, path: Path, dump: LegacyDump, rejects: list[RejectedItem]
+    report: ImportSummary, path: Path, dump: LegacyDump, rejects: list[RejectedItem]
 ) -> None:
     write_rejects(path, rejects, {(kind, id) for kind, id, _ in dump.iter_records()})
     report.rejects_file = str(path) if rejects else None
 
 
-def _write_history(report: ImportReport, path: Path | None, history: list[LegacyItem]) -> None:
+def _write_history(report: ImportSummary, path: Path | None, history: list[LegacyItem]) -> None:
     if path is None:
         return
     rows = [

@@ -25,7 +25,7 @@ from gatepost.migration.migration_ledger import LedgerEntry, LedgerOrigin, Migra
 REPEATABLE_MS = 86_400_000
 # Refusals of one item that a retry would not change. Any other error ends the run, which can be
 # repeated.
-_PERMANENT_ERRORS = (InvalidRequest, NotFound, Conflict, PayloadTooLarge)
+PERMANENT_ERRORS = (InvalidRequest, NotFound, Conflict, PayloadTooLarge)
 
 
 class ItemTriage(Struct):
@@ -120,7 +120,7 @@ async def send_items(
     for item, answer in zip(items, answers, strict=True):
         if isinstance(answer, Sent):
             results.event_ids[item.key] = answer.event_id
-        elif isinstance(answer, _PERMANENT_ERRORS):
+        elif isinstance(answer, PERMANENT_ERRORS):
             results.refused[item.key] = answer
         else:
             failures.append(answer)

@@ -1,11 +1,12 @@
-"""HTTP client for the outcome of messages at the gateway."""
+"""HTTP client for the outcome of messages at the gateway, sent or not sent yet."""
 
 import asyncio
 from typing import Self
 
 from gatepost.client import Sent, Target
+from gatepost.connect.http_calls import AsyncHttpCalls
 from gatepost.errors import UnknownMessage
-from gatepost.http_calls import AsyncHttpCalls
+from gatepost.wire.operations import SendCheck, SendResults
 
 _MAX_REQUESTS = 16
 
@@ -35,6 +36,12 @@ class OutcomeClient:
             except UnknownMessage:
                 return await self._outcome_from_events(event_id)
         return sent.outcome or "processed" if sent.has_reached("processed") else "waiting"
+
+    async def check_sends(self, check: SendCheck) -> list[Sent]:
+        """The answers that the gateway would give if these messages were sent."""
+        async with self._request_slots:
+            answer = await self._calls.post("/v1/messages/check", check, SendResults, self._timeout)
+            return answer.results
 
     async def _outcome_from_events(self, event_id: str) -> str | None:
         try:

@@ -1,4 +1,19 @@
-"""The phase of a migration: three phases, the commands that change them, and the marker file."""
+"""The phases of a migration, the commands that lead from one to the next, and the marker file.
+
+Phase one, `importing`: every undelivered item of the legacy document is sent to the gateway, once,
+however often the import is repeated. Agents still work on the legacy document. Phase two,
+`dual-write`: messages go through the gateway and are written to the legacy document too, so that
+agents can move one by one, and back. Phase three, `cut-over`: the last import is proved complete,
+and nothing is written to the legacy document from then on.
+
+- A phase is never left backwards. An import during dual-write stays in dual-write.
+- Phase two can be left out, and so can a separate phase one: a cut-over imports before it proves.
+- Cut-over is final: only another cut-over is possible after it.
+- An import and a cut-over write the marker when their work is done: one that was interrupted is
+  repeated, which the migration's ledger makes safe. Dual-write writes it before the first message,
+  so no message is mirrored in an earlier phase.
+- A state directory records one migration, to one gateway.
+"""
 
 from enum import StrEnum
 
@@ -6,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from gatepost.errors import ConfigError, WrongState
-from gatepost.migration.import_report import ImportCounts
+from gatepost.migration.import_summary import ImportCounts
 from gatepost.migration.migration_files import MigrationFolder, replace_file
 
 

@@ -12,10 +12,9 @@ from urllib.parse import urlencode
 import msgspec
 
 from gatepost.clock import Clock
+from gatepost.connect.gateway_endpoint import LocateGateway
+from gatepost.connect.http_calls import AsyncHttpCalls, read_body
 from gatepost.errors import WrongState
-from gatepost.gateway.mirror_views import MirrorDone, MirroredMessage, MirrorPage, MirrorSwitch
-from gatepost.gateway_endpoint import LocateGateway
-from gatepost.http_calls import AsyncHttpCalls, read_body
 from gatepost.migration import phase_marker
 from gatepost.migration.legacy_file import LegacyFile, LegacyRecords, open_legacy_file
 from gatepost.migration.legacy_records import (
@@ -28,7 +27,8 @@ from gatepost.migration.legacy_records import (
 from gatepost.migration.migration_files import MigrationFolder
 from gatepost.migration.migration_ledger import MigrationLedger
 from gatepost.migration.phase_marker import MigrationCommand, MigrationPhase
-from gatepost.wire import Count
+from gatepost.wire.mirror_views import MirrorDone, MirroredMessage, MirrorPage, MirrorSwitch
+from gatepost.wire.operations import Count
 
 # The field under which a task of the legacy document travels in a message.
 TASK_FIELD = "legacyTask"
@@ -127,9 +127,14 @@ def decode_blob(content: bytes) -> Any:
 
 
 def legacy_record(message: MirroredMessage, payload: Any) -> tuple[LegacyKind, dict[str, Any]]:
-    """The record of a message in the legacy document; a task goes to the map of tasks."""
+    """The record of a message in the legacy document; a task goes to the map of tasks.
+
+    The request of a task has names of the legacy document: `description`, `taskType`, `input`.
+    """
     shared: dict[str, Any] = {EVENT_FIELD: message.event_id, "createdAt": message.sent_at}
-    task = payload.get(TASK_FIELD) if isinstance(payload, dict) else None
+    task = payload if message.is_task else None
+    if isinstance(payload, dict) and not message.is_task:
+        task = payload.get(TASK_FIELD)
     if isinstance(task, dict):
         ends = {"createdBy": message.from_agent, "assignedTo": message.to_agent}
         return "tasks", {"status": "assigned", **ends, **task, **shared}

@@ -2,11 +2,11 @@
 
 A node is admitted if its manifest can be read, is signed by a key that the room knows the node by,
 and the node belongs to the room. A segment is admitted if its file is the one that the manifest
-lists, and has the columns of an archive. All others are set aside with a reason, until they are
-right again; nothing else waits for them.
+lists, and its columns and values are those of an archive. All others are set aside with a reason,
+until they are right again; nothing else waits for them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -17,14 +17,16 @@ from gatepost.archive.room_facts import RoomFacts
 from gatepost.pipeline.archive_reader import ArchiveReader, NodeListing
 from gatepost.pipeline.audit import trust
 from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
-from gatepost.pipeline.file_check import check_files
+from gatepost.pipeline.file_check import check_files, read_trial
 from gatepost.pipeline.read_plan import LaneKey, SegmentFile, SetAside
+from gatepost.pipeline.segment_check import SegmentCheck
 from gatepost.pipeline.transport import Transport
 
 # The facts of this many gateways tell who belongs to the room; an audit reads all of them.
 _FACTS_READ: Final = 64
 _CLOCK_SLACK_MS: Final = 5 * 60_000
 _DAY_MS: Final = 24 * 3_600_000
+_NOTHING_FOUND: Final = SegmentCheck()
 
 
 class AdmittedArchive(Struct, frozen=True):
@@ -38,7 +40,9 @@ class ArchiveGate:
     def __init__(self, reader: ArchiveReader) -> None:
         self._reader = reader
         self._store = ArchiveStore.open(reader.uri)
-        self._right: set[tuple[str, str]] = set()
+        # Path → SHA-256 of a file that was found right; and which of these have odd events.
+        self._right: dict[str, str] = {}
+        self._odd: dict[str, SegmentCheck] = {}
 
     def admit_nodes(self) -> AdmittedArchive:
         """The segments of all nodes that belong to the room."""
@@ -56,14 +60,35 @@ class ArchiveGate:
                 aside.append(SetAside(listing.node, reason, at))
         return AdmittedArchive(segments, aside)
 
-    def find_bad_files(
-        self, transport: Transport, segments: Sequence[SegmentFile]
-    ) -> dict[str, str]:
-        """Path → reason, of segments whose file is not the listed one or cannot be read."""
-        unknown = [each for each in segments if (each.path, each.sha256) not in self._right]
-        found = dict(check_files(transport, self._reader.uri, unknown))
-        self._right.update((each.path, each.sha256) for each in unknown if each.path not in found)
+    def check_segments(
+        self, transport: Transport, segments: Sequence[SegmentFile], id_age: int
+    ) -> dict[str, SegmentCheck]:
+        """Path → what was found, of segments that have a fault or odd events."""
+        unknown = [each for each in segments if self._right.get(each.path) != each.sha256]
+        found = check_files(transport, self._reader.uri, unknown, id_age)
+        self._remember(unknown, found)
+        return found | {
+            each.path: self._odd[each.path] for each in segments if each.path in self._odd
+        }
+
+    def try_segments(
+        self, transport: Transport, segments: Sequence[SegmentFile], id_age: int
+    ) -> dict[str, SegmentCheck]:
+        """As `check_segments`, but all are read again, and as a batch reads them."""
+        found = read_trial(transport, self._reader.uri, segments, id_age)
+        self._remember(segments, found)
         return found
+
+    def _remember(self, segments: Iterable[SegmentFile], found: Mapping[str, SegmentCheck]) -> None:
+        """A file that was found right is not read again; one with a fault may be repaired."""
+        for each in segments:
+            check = found.get(each.path, _NOTHING_FOUND)
+            self._odd.pop(each.path, None)
+            self._right.pop(each.path, None)
+            if check.fault is None:
+                self._right[each.path] = each.sha256
+                if check != _NOTHING_FOUND:
+                    self._odd[each.path] = check
 
 
 def _sample_facts(store: ArchiveStore) -> Iterator[RoomFacts]:
@@ -86,6 +111,30 @@ def _find_objection(listing: NodeListing, judged: KeyTrust) -> str | None:
 
 def _is_known_key(manifest: ArchiveManifest, judged: KeyTrust) -> bool:
     return manifest.public_key in judged.keys.get(manifest.node, (manifest.public_key,))
+
+
+def describe_far_ids(
+    segments: Iterable[SegmentFile],
+    found: Mapping[str, SegmentCheck],
+    before: Iterable[SetAside],
+) -> list[SetAside]:
+    """The single events of these segments that are not counted, added to those of `before`."""
+    sums = {(each.node, each.incarnation): each for each in before if each.events}
+    for segment in segments:
+        count = found.get(segment.path, _NOTHING_FOUND).far_ids
+        if not count:
+            continue
+        known = sums.get(segment.lane)
+        sums[segment.lane] = SetAside(
+            segment.node,
+            "an id was drawn too long before or after its event, or is not 16 bytes long",
+            max(segment.max_created_at, known.at if known else 0),
+            segment.incarnation,
+            min(segment.first, known.first or 0) if known else segment.first,
+            max(segment.last, known.last or 0) if known else segment.last,
+            count + (known.events if known else 0),
+        )
+    return list(sums.values())
 
 
 def describe_holes(

@@ -5,21 +5,22 @@ A file that no manifest lists does not exist. Needs pyarrow and msgspec, but not
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
+from msgspec.structs import replace
 from pyarrow import fs
 
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.schema import EVENT_SCHEMA
+from gatepost.archive.segment_table import READ_ERRORS, project_column
 from gatepost.archive.storage_uri import normalize_uri
 from gatepost.errors import ArchiveError
 from gatepost.pipeline.read_plan import ROW_GROUP, SegmentFile, Slice
@@ -39,11 +40,14 @@ ROW_SCHEMA: Final = pa.schema(
 )
 
 Verify = Literal["none", "sha256"]
+"""Whether a file is compared with its digest before it is read."""
+
 
 _BATCH_ROWS = 64 * 1024
-_LARGEST_BLOB: Final = 2**40
-_LARGEST_NUMBER: Final = 2**53 - 1
-_COLUMN_TYPES = dict(zip(EVENT_SCHEMA.names, EVENT_SCHEMA.types, strict=True))
+_TIME: Final = ("created_at",)
+_OF_PATH: Final = ("node", "date")
+_REQUIRED: Final = frozenset(field.name for field in EVENT_SCHEMA if not field.nullable)
+_ENCODED_TEXT: Final = pa.dictionary(pa.int32(), pa.string())
 _SEGMENT_PATH = re.compile(r"date=(\d{4}-\d\d-\d\d)/[\w.-]+\.parquet")
 
 
@@ -75,74 +79,48 @@ class ArchiveReader:
         }
         return [listing for _, listing in self._listings.values()]
 
-    def count_listed_events(self) -> int:
-        """The number of events in all manifests that can be read."""
-        return sum(segment.rows for each in self.list_nodes() for segment in each.segments)
-
-    def find_fault(
-        self, segment: SegmentFile, columns: Collection[str], texts: Collection[str]
-    ) -> str | None:
-        """The reason why these columns cannot be taken in; None if the file is right.
-
-        `texts` are columns whose values repeat, which makes them cheap to check.
-        """
+    def read_content(self, segment: SegmentFile) -> pa.Buffer:
+        """The listed file as it is; ArchiveError with the reason if there is no such file."""
         if self._store.is_special_file(segment.path):
-            return "it is not a file"
+            raise ArchiveError("it is not a file")
         try:
             with self._filesystem.open_input_file(self._file_path(segment)) as file:
-                content = file.read_buffer()
+                return file.read_buffer()
         except FileNotFoundError:
-            return "the file is missing"
+            raise ArchiveError("the file is missing") from None
         except OSError as error:
-            return f"the file cannot be read: {error}"
-        if hashlib.sha256(content).hexdigest() != segment.sha256:
-            return "the file is not the one that was archived"
-        return _find_wrong_column(content, segment) or _find_wrong_row(
-            content, segment, columns, texts
-        )
+            raise ArchiveError(f"the file cannot be read: {error}") from None
 
     def row_times(self, segment: SegmentFile) -> Sequence[int]:
         """For each row the latest `created_at` of it and the rows before it."""
-        table = pq.read_table(
-            self._file_path(segment), columns=["created_at"], filesystem=self._filesystem
-        )
-        times: Any = np.maximum.accumulate(table["created_at"].to_numpy())
-        return cast("Sequence[int]", times)
+        piece = Slice(segment, segment.first, segment.last)
+        times = [batch["created_at"].to_numpy() for batch in self.read_batches(piece, _TIME)]
+        latest: Any = np.maximum.accumulate(np.concatenate(times))
+        return cast("Sequence[int]", latest)
 
     def read_batches(
         self, piece: Slice, columns: Collection[str], verify: Verify = "none"
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a slice with `node` and `date` attached."""
         schema = pa.schema([ROW_SCHEMA.field(name) for name in columns])
-        with pq.ParquetFile(self._open_input(piece.segment, verify), pre_buffer=True) as file:
-            present = set(file.schema_arrow.names)
-            for batch in _slice_batches(file, piece, [name for name in columns if name in present]):
-                yield _complete_batch(batch, schema, piece.segment)
+        source = self._open_input(piece.segment, verify)
+        with _wrap_read_errors(piece.segment), pq.ParquetFile(source, pre_buffer=True) as file:
+            for batch in _slice_batches(file, piece, columns):
+                yield project_batch(batch, schema, piece.segment)
 
     def read_tables(
         self, piece: Slice, columns: Collection[str], texts: Collection[str]
     ) -> Iterator[pa.Table]:
-        """The rows of a slice, about a row group at a time; `texts` stay dictionary-encoded."""
+        """The rows of a slice, about a row group at a time; `texts` are dictionary-encoded."""
         encoded = [name for name in texts if name in columns]
+        schema = encoded_schema(columns, [*encoded, "node"])
         with _wrap_read_errors(piece.segment), self._open_parquet(piece.segment, encoded) as file:
-            present = set(file.schema_arrow.names)
-            wanted = [name for name in columns if name in present]
-            missing = [name for name in columns if name not in present]
-            for batch in _slice_batches(file, piece, wanted, ROW_GROUP):
-                yield _add_columns(pa.Table.from_batches([batch]), missing, piece.segment)
+            for batch in _slice_batches(file, piece, columns, ROW_GROUP):
+                yield pa.Table.from_batches([project_batch(batch, schema, piece.segment)])
 
     def _open_parquet(self, segment: SegmentFile, encoded: Sequence[str]) -> pq.ParquetFile:
         where = self._file_path(segment)
-        try:
-            return pq.ParquetFile(where, filesystem=self._filesystem, read_dictionary=encoded)
-        except KeyError:
-            # An older file lacks some of the columns.
-            present = set(pq.read_schema(where, filesystem=self._filesystem).names)
-            known = [name for name in encoded if name in present]
-            return pq.ParquetFile(where, filesystem=self._filesystem, read_dictionary=known)
-
-    def file_uris(self, segments: Iterable[SegmentFile]) -> list[str]:
-        return [f"{self.uri}/{segment.path}" for segment in segments]
+        return open_encoded(partial(pq.ParquetFile, where, filesystem=self._filesystem), encoded)
 
     def _read_listing(self, info: fs.FileInfo) -> "tuple[object, NodeListing]":
         if info.type != fs.FileType.File:
@@ -173,13 +151,14 @@ def _wrap_read_errors(segment: SegmentFile) -> Iterator[None]:
     """Re-raise read errors as `ArchiveError` that names the segment."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except READ_ERRORS as error:
         raise ArchiveError(f"{segment.path} cannot be read: {error}") from None
 
 
 class NodeListing(Struct, frozen=True):
     """The manifest of a node, its segments, and whether the key it names has signed it.
 
+    The manifest is kept without its own list of segments: a room may have millions of them.
     `problem` is the reason why there are none.
     """
 
@@ -200,67 +179,16 @@ def _read_listing(where: str, content: bytes) -> NodeListing:
         manifest = decode_manifest(content, where)
         if manifest.node != node:
             raise ArchiveError(f"{where} belongs to node {manifest.node}, not into this folder")
-        segments = [_to_segment(where, node, listed) for listed in manifest.segments]
+        incarnations: dict[str, str] = {}
+        segments = [_to_segment(where, node, listed, incarnations) for listed in manifest.segments]
     except ArchiveError as error:
         return NodeListing(node, problem=error.message)
-    return NodeListing(node, manifest, segments, is_manifest_signed(manifest))
+    return NodeListing(node, replace(manifest, segments=()), segments, is_manifest_signed(manifest))
 
 
-def _find_wrong_column(content: pa.Buffer, segment: SegmentFile) -> str | None:
-    """The first thing wrong with the columns of a file. Older files may lack some."""
-    try:
-        with pq.ParquetFile(pa.BufferReader(content)) as file:
-            rows, schema = file.metadata.num_rows, file.schema_arrow
-    except (pa.ArrowException, OSError, ValueError) as error:
-        return f"the file is no Parquet: {str(error).partition(chr(10))[0]}"
-    if rows != segment.rows:
-        return f"the file has {rows} events, the manifest lists {segment.rows}"
-    for name, kind in zip(schema.names, schema.types, strict=True):
-        if _COLUMN_TYPES.get(name, kind) != kind:
-            return f"the column {name} is not that of an archive"
-    doubled = [name for name, count in Counter(schema.names).items() if count > 1]
-    if doubled:
-        return f"the file has several columns {doubled[0]}"
-    return None
-
-
-def _find_wrong_row(
-    content: pa.Buffer, segment: SegmentFile, columns: Collection[str], texts: Collection[str]
-) -> str | None:
-    """The first thing wrong with the values of a file, which its node may have made up."""
-    with pq.ParquetFile(pa.BufferReader(content)) as plain:
-        present = set(plain.schema_arrow.names)
-    encoded = [name for name in texts if name in present]
-    try:
-        with pq.ParquetFile(pa.BufferReader(content), read_dictionary=encoded) as file:
-            wanted = [name for name in columns if name in present]
-            for batch in file.iter_batches(ROW_GROUP, columns=wanted, use_threads=False):
-                batch.validate(full=True)
-                if (name := _find_impossible_value(batch, segment)) is not None:
-                    return f"the column {name} has impossible values"
-    except (pa.ArrowException, OSError, ValueError) as error:
-        return f"the file cannot be decoded: {str(error).partition(chr(10))[0]}"
-    return None
-
-
-def _find_impossible_value(batch: pa.RecordBatch, segment: SegmentFile) -> str | None:
-    """The first column with values that no gateway writes: they would spoil the sums of others."""
-    limits = {
-        "created_at": (segment.min_created_at, segment.max_created_at),
-        "blob_size": (0, _LARGEST_BLOB),
-    }
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count and not EVENT_SCHEMA.field(name).nullable:
-            return str(name)
-        if pa.types.is_integer(column.type):
-            least, most = limits.get(name, (-_LARGEST_NUMBER, _LARGEST_NUMBER))
-            found = pc.min_max(column).as_py()
-            if found["min"] is not None and not least <= found["min"] <= found["max"] <= most:
-                return str(name)
-    return None
-
-
-def _to_segment(where: str, node: str, listed: "Listed") -> SegmentFile:
+def _to_segment(
+    where: str, node: str, listed: "Listed", incarnations: dict[str, str]
+) -> SegmentFile:
     # A manifest must not point outside its node's folder.
     match = _SEGMENT_PATH.fullmatch(listed.path)
     day = _parse_day(match[1]) if match else None
@@ -270,7 +198,8 @@ def _to_segment(where: str, node: str, listed: "Listed") -> SegmentFile:
         node,
         day,
         f"node={node}/{listed.path}",
-        listed.incarnation,
+        # All segments of an incarnation share one text.
+        incarnations.setdefault(listed.incarnation, listed.incarnation),
         listed.first,
         listed.last,
         listed.bytes,
@@ -281,6 +210,7 @@ def _to_segment(where: str, node: str, listed: "Listed") -> SegmentFile:
     )
 
 
+@lru_cache(maxsize=1024)
 def _parse_day(text: str) -> date | None:
     try:
         return date.fromisoformat(text)
@@ -289,7 +219,7 @@ def _parse_day(text: str) -> date | None:
 
 
 def _slice_batches(
-    file: pq.ParquetFile, piece: Slice, columns: list[str], at_once: int = _BATCH_ROWS
+    file: pq.ParquetFile, piece: Slice, columns: Collection[str], at_once: int = _BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """Exactly the rows of the slice, read from the row groups that hold them."""
     sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -301,7 +231,9 @@ def _slice_batches(
             groups.append(index)
         position += size
     left = piece.rows
-    for batch in file.iter_batches(at_once, row_groups=groups, columns=columns, use_threads=False):
+    names = set(file.schema_arrow.names)
+    wanted = [name for name in columns if name in names]
+    for batch in file.iter_batches(at_once, row_groups=groups, columns=wanted, use_threads=False):
         cut = batch.slice(skip, left)
         skip = max(0, skip - batch.num_rows)
         left -= cut.num_rows
@@ -309,31 +241,42 @@ def _slice_batches(
             yield cut
 
 
-def _add_columns(table: pa.Table, missing: Iterable[str], segment: SegmentFile) -> pa.Table:
-    """Add the node, and nulls for columns that an older archive lacks."""
-    for name in missing:
-        kind = ROW_SCHEMA.field(name).type
-        if name == "node":
-            zeros = pa.array(np.zeros(table.num_rows, np.int32))
-            column = pa.DictionaryArray.from_arrays(zeros, pa.array([segment.node]))
-        elif pa.types.is_string(kind):
-            column = pa.nulls(table.num_rows, pa.dictionary(pa.int32(), kind))
-        else:
-            column = pa.nulls(table.num_rows, kind)
-        table = table.append_column(name, column)
-    return table
+def encoded_schema(columns: Iterable[str], encoded: Collection[str]) -> pa.Schema:
+    """The schema of these columns, with the texts of `encoded` as dictionaries."""
+    fields = map(ROW_SCHEMA.field, columns)
+    return pa.schema(
+        field.with_type(_ENCODED_TEXT) if field.name in encoded else field for field in fields
+    )
 
 
-def _complete_batch(
-    batch: pa.RecordBatch, schema: pa.Schema, segment: SegmentFile
-) -> pa.RecordBatch:
-    """Add the columns of the path, and nulls for columns that an older archive lacks."""
-    of_path = {"node": segment.node, "date": segment.date}
-    present = set(batch.schema.names)
-    arrays = [
-        batch[field.name].cast(field.type)
-        if field.name in present
-        else pa.repeat(pa.scalar(of_path.get(field.name), field.type), batch.num_rows)
-        for field in schema
-    ]
+def open_encoded(
+    open_file: Callable[..., pq.ParquetFile], encoded: Sequence[str]
+) -> pq.ParquetFile:
+    """Open a file so that these columns are read as dictionaries, if it has them."""
+    try:
+        return open_file(read_dictionary=encoded)
+    except KeyError:
+        # An older file lacks some of the columns.
+        with open_file() as file:
+            present = set(file.schema_arrow.names)
+        return open_file(read_dictionary=[name for name in encoded if name in present])
+
+
+def project_batch(batch: pa.RecordBatch, schema: pa.Schema, segment: SegmentFile) -> pa.RecordBatch:
+    """The columns of this schema, in its order and with its types."""
+    arrays = [_project_field(batch, field, segment) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _project_field(batch: pa.RecordBatch, field: pa.Field, segment: SegmentFile) -> pa.Array:
+    """One column. Node and date are those of the path, whatever the file says."""
+    if field.name in _OF_PATH:
+        value = pa.array([getattr(segment, field.name)], ROW_SCHEMA.field(field.name).type)
+        if not pa.types.is_dictionary(field.type):
+            return pa.repeat(value[0], batch.num_rows)
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(batch.num_rows, np.int32)), value)
+    if batch.schema.get_field_index(field.name) >= 0:
+        return project_column(batch[field.name], field.type)
+    if field.name in _REQUIRED:
+        raise ArchiveError(f"{segment.path} cannot be read: it lacks the column {field.name}")
+    return pa.nulls(batch.num_rows, field.type)

@@ -17,7 +17,8 @@ from msgspec import Struct
 from gatepost.errors import InvalidRequest, NotFound
 from gatepost.events import format_event_id
 from gatepost.pipeline.gateway_api import GatewayApi
-from gatepost.wire import DeadLetter, Enqueued, Failure, Replays, Undelivered
+from gatepost.wire.gateway_views import Replays, Undelivered
+from gatepost.wire.operations import DeadLetter, Enqueued, Failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,9 +67,11 @@ class RemoteLetters(Struct, frozen=True):
 
 def choose_letters(spark: "SparkSession", tables: str, where: str, limit: int) -> ChosenLetters:
     """The first dead letters for which the SQL condition holds, oldest first."""
+    from gatepost.pipeline.jobs.batch_ledger import BatchLedger
     from gatepost.pipeline.jobs.table_update import TableFolder
     from gatepost.pipeline.tables import schemas
 
+    BatchLedger(tables).require_known_layout()
     deliveries = TableFolder(tables).read(spark, schemas.DELIVERIES)
     dead = _select_dead_letters(_filter_deliveries(deliveries, where))
     rows = dead.orderBy("sent_at", "event_id").limit(limit + 1).collect()
@@ -102,7 +105,7 @@ def _select_dead_letters(deliveries: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as F
 
     by_owner = F.coalesce(F.col("outcome") == "dead_letter", F.lit(False))
-    given_up = F.col("state") == "dead_letter"
+    given_up = (F.col("state") == "dead_letter") | F.col("amended")
     dead = deliveries.where("kind is not null").where(by_owner | given_up)
     answered = ~by_owner & F.col("amended")
     return dead.select(

@@ -16,14 +16,13 @@ from msgspec import Struct
 from gatepost.archive.storage_uri import is_local_uri, normalize_uri, s3_endpoint
 from gatepost.clock import SystemClock
 from gatepost.errors import PipelineError, TablesBusy
+from gatepost.pipeline.job_errors import name_full_disk
 from gatepost.pipeline.parquet import (
     WrittenFile,
-    merge_files,
     partition_text,
     read_whole_file,
     write_files,
 )
-from gatepost.pipeline.transport import RESULT_PART, PartBlock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,12 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from gatepost.pipeline.transport import Transport
-
 WriteMode = Literal["append", "overwrite", "replace"]
 
 _MIB = 1024 * 1024
-_MEASURED_TYPES = {f'PrimitiveType("{name}")' for name in ("long", "integer", "date")}
+_MEASURED_TYPES = {f'PrimitiveType("{name}")' for name in ("long", "integer", "date", "timestamp")}
 
 
 class BatchTransaction(Struct, frozen=True):
@@ -61,35 +58,37 @@ class WriteOptions(TypedDict, total=False):
     """How rows get into a table; the default is to append.
 
     `replace` names partitions, `{"date": [...]}`. The commit removes all their former rows, also of
-    partitions without new rows.
+    partitions without new rows. `comment` says what a new table is.
     """
 
     mode: WriteMode
     partition_by: Sequence[str]
     replace: Mapping[str, Collection[Any]] | None
     transaction: BatchTransaction | None
-
-
-def write_table(df: "DataFrame", path: str, **how: Unpack[WriteOptions]) -> CommitResult:
-    """Write all rows of `df` in one commit, creating the table if there is none.
-
-    Columns that the table lacks are added to it.
-    """
-    writing = begin_write(path, json.loads(df.schema.json()), **how)
-    return writing.earlier_commit or writing.commit(
-        _write_balanced(df, writing.path, writing.partitions)
-    )
+    comment: str
 
 
 def begin_write(path: str, schema: Mapping[str, Any], **how: Unpack[WriteOptions]) -> "TableWrite":
-    """Start a write of rows of this schema; the caller writes the files and commits them."""
+    """Start a write of rows of this schema; the caller writes the files and commits them.
+
+    Columns that the table lacks are added to it.
+    """
     mode, replace = how.get("mode", "append"), how.get("replace")
     if (mode == "replace") != bool(replace):
         raise PipelineError('mode="replace" and the partitions to replace belong together')
     path, transaction = normalize_uri(path), how.get("transaction")
     table = open_table(path)
     partitions = tuple(table.metadata().partition_columns if table else how.get("partition_by", ()))
-    writing = TableWrite(path, table, _delta_schema(schema), mode, partitions, replace, transaction)
+    writing = TableWrite(
+        path,
+        table,
+        _delta_schema(schema),
+        mode,
+        partitions,
+        replace,
+        transaction,
+        how.get("comment"),
+    )
     if not writing.earlier_commit:
         _check_schema(writing)
     return writing
@@ -110,13 +109,35 @@ class StoredFile(Struct, frozen=True):
     rows: int
 
 
-def list_files(path: str, partition: str) -> list[StoredFile]:
-    """All files of an existing table, each with its value of this partition."""
-    return _stored_files(path, f"partition.{partition}")
+def list_files(
+    path: str,
+    partition: str,
+    version: int | None = None,
+    *,
+    unless: tuple[str, Collection[int]] | None = None,
+) -> list[StoredFile]:
+    """All files of an existing table, each with its value of this partition.
+
+    With `unless` those are left out all of whose values of a column are among these numbers.
+    """
+    found = _stored_files(path, f"partition.{partition}", version)
+    if unless is None:
+        return found
+    column, among = unless
+    least = {file.uri: file.value for file in _stored_files(path, f"min.{column}", version)}
+    most = {file.uri: file.value for file in _stored_files(path, f"max.{column}", version)}
+    return [
+        file
+        for file in found
+        if not all(each in among for each in range(least[file.uri], most[file.uri] + 1))
+    ]
 
 
 def files_since(path: str, column: str, least: int) -> list[StoredFile]:
-    """The files of an existing table that may hold a value of `column` of at least `least`."""
+    """The files of an existing table that may hold a value of `column` of at least `least`.
+
+    A time is its epoch millisecond.
+    """
     stored = _stored_files(path, f"max.{column}")
     return [file for file in stored if file.value is None or file.value >= least]
 
@@ -127,15 +148,17 @@ def largest_value(path: str, column: str) -> int | None:
     return max((value for value in known if value is not None), default=None)
 
 
-def _stored_files(path: str, value: str) -> list[StoredFile]:
+def _stored_files(path: str, value: str, version: int | None = None) -> list[StoredFile]:
     """All files, each with one of its values in the log."""
     import pyarrow as pa
 
+    from gatepost.pipeline.tables.stored_rows import to_reckoned
+
     path = normalize_uri(path)
-    listed = pa.table(require_table(path).get_add_actions(flatten=True))
+    listed = pa.table(require_table(path, version).get_add_actions(flatten=True))
     if not listed.num_rows:
         return []
-    columns = (listed[name].to_pylist() for name in ("path", value, "num_records"))
+    columns = (to_reckoned(listed)[name].to_pylist() for name in ("path", value, "num_records"))
     found = zip(*columns, strict=True)
     return [StoredFile(f"{path.rstrip('/')}/{unquote(name)}", *rest) for name, *rest in found]
 
@@ -157,6 +180,17 @@ def version_of_batch(path: str, app_id: str, batch: int) -> int | None:
     return first if taken is not None and taken <= batch else None
 
 
+def values_since_batch(path: str, partition: str, app_id: str, batch: int) -> set[Any]:
+    """The values of a partition in all files that were written after this batch.
+
+    If the version of that batch is gone, those of all files.
+    """
+    version, value = version_of_batch(path, app_id, batch), f"partition.{partition}"
+    before = [] if version is None else _stored_files(path, value, version)
+    known = {file.uri for file in before}
+    return {file.value for file in _stored_files(path, value) if file.uri not in known}
+
+
 def _taken_batch(path: str, app_id: str, version: int) -> int | None:
     """The last batch in this version; None if there is none, or the version is gone."""
     from deltalake.exceptions import DeltaError
@@ -172,14 +206,17 @@ def table_exists(path: str) -> bool:
     return open_table(path) is not None
 
 
-def compact_table(
-    transport: "Transport", path: str, *, target: int = 128 * _MIB, at_least: int = 4
-) -> int:
-    """Merge the small files of each partition that has several; returns how many fewer remain."""
-    path = normalize_uri(path)
-    table = require_table(path)
-    merged = [group for group in _small_files(table, target) if len(group) >= at_least]
-    return sum(_merge_files(transport, path, group, target) for group in merged)
+def compact_table(path: str, *, target: int = 128 * _MIB) -> int:
+    """Merge the small files of each partition; returns how many fewer remain.
+
+    Readers see no change of data. Delta's library does it in this process, a few files at a time.
+    """
+    from deltalake import WriterProperties
+
+    done = require_table(path).optimize.compact(
+        target_size=target, writer_properties=WriterProperties(compression="ZSTD")
+    )
+    return int(done["numFilesRemoved"] - done["numFilesAdded"])
 
 
 def vacuum_table(path: str, *, older_than_hours: int = 7 * 24) -> list[str]:
@@ -199,6 +236,7 @@ class TableWrite(Struct, frozen=True):
     partitions: tuple[str, ...]
     replace: Mapping[str, Collection[Any]] | None
     transaction: BatchTransaction | None
+    comment: str | None
 
     @property
     def earlier_commit(self) -> CommitResult | None:
@@ -213,13 +251,17 @@ class TableWrite(Struct, frozen=True):
             return done
         _check_partitions(files, self.replace)
         try:
-            version = _create_table(self, files) if self.table is None else _add_files(self, files)
+            with name_full_disk(self.path):
+                version = self._commit_files(files)
         except DeltaError as error:
             # Another attempt at the same batch may have committed first; that is a success too.
             if done := _find_commit(open_table(self.path), self.transaction):
                 return done
             raise TablesBusy(f"{self.path} was changed by another writer: {error}") from None
         return CommitResult(version, len(files), sum(file.rows for file in files))
+
+    def _commit_files(self, files: Sequence[WrittenFile]) -> int:
+        return _create_table(self, files) if self.table is None else _add_files(self, files)
 
 
 def open_table(path: str, version: int | None = None) -> "DeltaTable | None":
@@ -287,12 +329,12 @@ def _check_partitions(
             )
 
 
-def _write_balanced(df: "DataFrame", path: str, partitions: tuple[str, ...]) -> list[WrittenFile]:
+def write_frame(df: "DataFrame", writing: TableWrite) -> list[WrittenFile]:
     """Let executors write the rows, balanced over the partitions; returns the list of files."""
-    if partitions:
+    if partitions := writing.partitions:
         # Few files of a good size each, and sorted, so that a task has one file open at a time.
         df = df.hint("rebalance", *partitions).sortWithinPartitions(*partitions)
-    return _write_rows(df, path, partitions)
+    return _write_rows(df, writing.path, partitions)
 
 
 def _write_rows(df: "DataFrame", path: str, partitions: tuple[str, ...]) -> list[WrittenFile]:
@@ -317,6 +359,7 @@ def _create_table(writing: TableWrite, files: Sequence[WrittenFile]) -> int:
         _add_actions(files),
         mode="error",
         partition_by=list(writing.partitions),
+        description=writing.comment,
         storage_options=_storage_options(writing.path),
         configuration={"delta.dataSkippingStatsColumns": ",".join(_measured_columns(writing))},
         commit_properties=_commit_properties(writing.transaction),
@@ -417,7 +460,10 @@ def _read_remote_files(
     spark: "SparkSession", table: "DeltaTable", files: Sequence[str], schema: "StructType"
 ) -> "DataFrame":
     """Read files of a bucket with pyarrow: this Spark may have no connector for it."""
-    partitions = list(table.metadata().partition_columns)
+    import pyarrow as pa
+
+    stored = pa.schema(table.schema().to_arrow())
+    partitions = {name: stored.field(name).type for name in table.metadata().partition_columns}
     names, uris = schema.names, list(files)
 
     def read(numbers: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -426,57 +472,3 @@ def _read_remote_files(
                 yield from read_whole_file(uris[number], names, partitions)
 
     return spark.range(0, len(uris), 1, len(uris)).mapInArrow(read, schema)
-
-
-def _small_files(table: "DeltaTable", target: int) -> list[list[dict[str, Any]]]:
-    """The files below half of the target, by partition."""
-    import pyarrow as pa
-
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for file in pa.table(table.get_add_actions()).to_pylist():
-        if file["size_bytes"] < target // 2:
-            # The log escapes paths; this is the name on disk.
-            file["path"] = unquote(file["path"])
-            groups.setdefault(file["path"].rpartition("/")[0], []).append(file)
-    return list(groups.values())
-
-
-def _merge_files(
-    transport: "Transport", path: str, group: Sequence[Mapping[str, Any]], target: int
-) -> int:
-    """Replace these files by fewer with the same rows; readers see no change of data."""
-    from deltalake.transaction import RemoveAction
-
-    table = require_table(path)
-    partitions = tuple(table.metadata().partition_columns)
-    runs = [list(run) for run in _pack_by_size(group, target)]
-    found = group[0].get("partition") or {}
-    values = {name: partition_text(found.get(name)) for name in partitions}
-
-    def merge(run: list[str]) -> "Iterator[PartBlock]":
-        yield RESULT_PART, merge_files(path, run, values).encode()
-
-    files = [WrittenFile.decode(file) for file in transport.run(runs, merge)]
-    now = SystemClock().now()
-    removes = [RemoveAction(file["path"], False, now, file["size_bytes"], values) for file in group]
-    table.create_write_transaction(
-        [*_add_actions(files, data_change=False), *removes],
-        "append",
-        table.schema(),
-        partition_by=list(partitions),
-    )
-    return len(group) - len(files)
-
-
-def _pack_by_size(group: Sequence[Mapping[str, Any]], target: int) -> Iterator[list[str]]:
-    """The paths of files in runs of about the target size."""
-    run: list[str] = []
-    size = 0
-    for file in group:
-        run.append(file["path"])
-        size += file["size_bytes"]
-        if size >= target:
-            yield run
-            run, size = [], 0
-    if run:
-        yield run

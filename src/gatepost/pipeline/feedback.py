@@ -1,7 +1,7 @@
 """Posts incidents, reviews and ETA advice from the tables to a gateway, for people to see.
 
-The tables give the same incident the same id every time, and a gateway ignores ids it knows. So
-posting may be repeated at will, and keeps no state.
+The tables give the same incident the same id every time, and a gateway stores each id once: posted
+again, its end and its count change. So posting may be repeated at will, and keeps no state.
 """
 
 import re
@@ -14,6 +14,7 @@ from gatepost.errors import GatepostError, InvalidRequest
 from gatepost.events import format_event_id
 from gatepost.pipeline import small_tables
 from gatepost.pipeline.gateway_api import GatewayApi
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger
 from gatepost.pipeline.small_tables import Row
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import TableSpec
@@ -24,13 +25,22 @@ _MOST_CHARACTERS = 500
 _HOUR_MS = 3_600_000
 
 
-class IncidentFeedback(Struct, frozen=True, rename={"class_": "class", "raised_at": "raisedAt",
-                                            "corr_ids": "corrIds"}):  # fmt: skip
+_INCIDENT_JSON_NAMES = {
+    "class_": "class",
+    "raised_at": "raisedAt",
+    "ended_at": "endedAt",
+    "corr_ids": "corrIds",
+}
+
+
+class IncidentFeedback(Struct, frozen=True, rename=_INCIDENT_JSON_NAMES):
     id: str
     class_: str
     subject: str
     detail: str
     raised_at: int
+    ended_at: int | None
+    count: int | None
     corr_ids: list[str]
 
 
@@ -84,6 +94,7 @@ class FeedbackOutcome(Struct):
 
 def post_feedback(tables: str, gateway: GatewayApi) -> list[FeedbackOutcome]:
     """Post all three sorts; an error with one does not stop the others."""
+    BatchLedger(tables).require_known_layout()
     return [
         _post_items(gateway, "incidents", "/v1/incidents", lambda: read_incidents(tables)),
         _post_items(gateway, "reviews", "/v1/reviews", lambda: read_reviews(tables)),
@@ -100,6 +111,8 @@ def read_incidents(tables: str) -> list[Struct | None]:
             " / ".join(row[name] for name in ("node", "agent", "capability_id") if row[name]),
             row["sentence"][:_MOST_CHARACTERS],
             row["started_at"],
+            row["ended_at"],
+            row["count"],
             row["samples"],
         )
         for row in rows

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Self, TypeVar
 
+from gatepost.connect.http_calls import HttpCalls, NotGatewayAnswer, httpx
 from gatepost.errors import GatepostError, Unavailable
-from gatepost.http_calls import HttpCalls, NotGatewayAnswer, httpx
-from gatepost.wire import Status
+from gatepost.wire.gateway_views import Status
 
 T = TypeVar("T")
 

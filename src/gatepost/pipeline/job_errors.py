@@ -1,10 +1,22 @@
 """Turns the errors of storage, Delta and Spark into one sentence that a person can act on."""
 
 import contextlib
+import errno
 import sys
 from collections.abc import Iterator
+from typing import Final
 
-from gatepost.errors import PipelineError
+from gatepost.errors import PipelineError, TablesBusy, TablesFull
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FULL_TEXTS: Final = (
+    *("No space left on device", "Disk quota exceeded"),
+    *(f"os error {number})" for number in _FULL),
+)
+_SCRATCH_FULL: Final = (
+    "no space is left for Spark's temporary files: free some, or choose another folder with"
+    " --conf spark.local.dir=FOLDER"
+)
 
 
 @contextlib.contextmanager
@@ -18,6 +30,37 @@ def wrap_job_errors() -> Iterator[None]:
         raise PipelineError(sentence) from None
 
 
+@contextlib.contextmanager
+def name_full_disk(tables: str) -> Iterator[None]:
+    """Re-raise the error of a full disk, of whichever library, as `TablesFull`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, TablesFull) or not is_disk_full(error):
+            raise
+        raise TablesFull(
+            f"the disk of {tables} is full: free some space, and run the job again, which then"
+            " finishes its batch"
+        ) from None
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether no space is left. Libraries in other languages say so in their text alone."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    if error.__cause__ is not None and is_disk_full(error.__cause__):
+        return True
+    return any(text in str(error) for text in _FULL_TEXTS)
+
+
+def is_about_tables(error: Exception) -> bool:
+    """Whether it is the tables or their disk that cannot be written, whatever the archive holds."""
+    if isinstance(error, (TablesBusy, TablesFull, PermissionError)) or is_disk_full(error):
+        return True
+    # Of an executor's error only the text arrives.
+    return f"{TablesFull.__module__}.{TablesFull.__name__}: " in str(error)
+
+
 def describe_error(error: Exception) -> str | None:
     """The error in one sentence; None if it is none of those that a job may meet."""
     if isinstance(error, PermissionError):
@@ -29,7 +72,7 @@ def describe_error(error: Exception) -> str | None:
     if _is_from(error, "pyspark.errors", ("PySparkException",)) or _is_from(
         error, "py4j.protocol", ("Py4JError",)
     ):
-        return worker_message(str(error))
+        return _SCRATCH_FULL if is_disk_full(error) else worker_message(str(error))
     if _is_from(error, "pyarrow.lib", ("ArrowException",)):
         return _first_line(str(error))
     return None

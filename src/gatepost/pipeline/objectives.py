@@ -33,6 +33,8 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_inline: int = 65_536
     # Incidents, reviews and ETA advice look back this far.
     days: int = 30
+    # An id that was drawn longer than this before its event says nothing. Longer than any TTL.
+    id_days: int = 31
 
     def __post_init__(self) -> None:
         if self.window < 1 or _HOUR_SECS % self.window:
@@ -55,6 +57,11 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The names of the objectives whose values differ."""
         names = self.__struct_fields__
         return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+    @property
+    def id_age(self) -> int:
+        """`id_days` in milliseconds."""
+        return self.id_days * 24 * _HOUR_SECS * 1000
 
     @property
     def window_ms(self) -> int:

@@ -63,7 +63,8 @@ def zip_package(target: Path) -> Path:
     """Write the installed package to a zip file that Python can import from."""
     root = Path(gatepost.__file__).parent
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for source in sorted(root.rglob("*.py")):
+        definitions = root.glob("pipeline/sql/*.sql")
+        for source in sorted([*root.rglob("*.py"), *definitions]):
             info = zipfile.ZipInfo(str(source.relative_to(root.parent)), _ZIP_EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, source.read_bytes())

@@ -3,10 +3,11 @@
 Needs pyarrow and msgspec, but neither Spark nor `deltalake`.
 """
 
+import contextlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise
@@ -20,6 +21,7 @@ from msgspec import Struct
 from pyarrow import fs
 
 from gatepost.archive.storage_uri import normalize_uri, open_filesystem
+from gatepost.pipeline.job_errors import name_full_disk
 
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL_CHARACTERS = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
@@ -28,6 +30,7 @@ _GROUP_ROWS = 128 * 1024
 _UNIQUE_TEXTS = {"corr_id"}
 # Longer texts do not help a reader to skip a file.
 _LONGEST_STATISTIC = 64
+_FIRST_TIME, _LAST_TIME = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31", "us")
 
 
 class WrittenFile(Struct, frozen=True):
@@ -51,17 +54,43 @@ def write_files(
     batches: Iterable[pa.RecordBatch], root: str, columns: Sequence[str], partitions: Sequence[str]
 ) -> Iterator[WrittenFile]:
     """Write the rows below `root`, one file for each run of equal partition values."""
-    kept = [name for name in columns if name not in partitions]
-    writer: _PartitionWriter | None = None
-    for batch in batches:
-        for values, run in _partition_runs(batch, partitions):
-            if writer is not None and writer.values != values:
-                yield writer.close()
-                writer = None
-            writer = writer or _PartitionWriter(root, values)
-            writer.add_batch(run.select(kept))
-    if writer is not None:
-        yield writer.close()
+    files = PartitionedFiles(root, columns, partitions)
+    try:
+        for batch in batches:
+            yield from files.add_batch(batch)
+        yield from files.close()
+    except BaseException:
+        files.abort()
+        raise
+
+
+class PartitionedFiles:
+    """Writes rows below `root`, one file for each run of equal partition values."""
+
+    def __init__(self, root: str, columns: Sequence[str], partitions: Sequence[str]) -> None:
+        self._root = root
+        self._kept = [name for name in columns if name not in partitions]
+        self._partitions = partitions
+        self._writer: _PartitionWriter | None = None
+
+    def add_batch(self, batch: pa.RecordBatch) -> Iterator[WrittenFile]:
+        """Write the rows; yields the files of the partitions that ended before them."""
+        for values, run in _partition_runs(batch, self._partitions):
+            if self._writer is not None and self._writer.values != values:
+                yield from self.close()
+            self._writer = self._writer or _PartitionWriter(self._root, values)
+            self._writer.add_batch(run.select(self._kept))
+
+    def close(self) -> Iterator[WrittenFile]:
+        """End the file at work, if there is one."""
+        if self._writer is not None:
+            yield self._writer.close()
+        self._writer = None
+
+    def abort(self) -> None:
+        """Let go of the file at work, which cannot be finished."""
+        if self._writer is not None:
+            self._writer.abort()
 
 
 def _partition_runs(
@@ -102,9 +131,12 @@ class _PartitionWriter:
         self.values = values
         folders = [f"{name}={_hive_folder(value)}" for name, value in values.items()]
         self._path = "/".join([*folders, f"part-{uuid.uuid4()}.parquet"])
+        self._root = root
         self._filesystem, base = resolve_filesystem(root)
         self._full_path = f"{base.rstrip('/')}/{self._path}"
-        self._filesystem.create_dir(self._full_path.rpartition("/")[0], recursive=True)
+        with name_full_disk(root):
+            self._filesystem.create_dir(self._full_path.rpartition("/")[0], recursive=True)
+        self._sink: pa.NativeFile | None = None
         self._writer: pq.ParquetWriter | None = None
         self._metadata: list[pq.FileMetaData] = []
         self._pending: list[pa.RecordBatch] = []
@@ -119,29 +151,52 @@ class _PartitionWriter:
     def close(self) -> WrittenFile:
         self._flush_rows()
         assert self._writer is not None, "a writer is made for its first row"
-        self._writer.close()
+        assert self._sink is not None, "a writer has a sink"
+        with self._writing():
+            self._writer.close()
+            self._sink.close()
         size = self._filesystem.get_file_info(self._full_path).size
         (metadata,) = self._metadata
         return WrittenFile(
             self._path, size, metadata.num_rows, self.values, delta_statistics(metadata)
         )
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with name_full_disk(self._root):
+                yield
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Let go of a file that cannot be finished; no commit names it."""
+        if self._writer is not None:
+            # Otherwise it is closed once more when it is collected, and fails once more.
+            self._writer.is_open = False
+        if self._sink is not None:
+            with contextlib.suppress(pa.ArrowException, OSError):
+                self._sink.close()
+
     def _flush_rows(self) -> None:
-        if not self._pending:
-            return
-        table = pa.Table.from_batches(self._pending)
+        if self._pending:
+            with self._writing():
+                self._write_group(pa.Table.from_batches(self._pending))
+            self._pending, self._pending_rows = [], 0
+
+    def _write_group(self, table: pa.Table) -> None:
         if self._writer is None:
+            self._sink = self._filesystem.open_output_stream(self._full_path)
             self._writer = pq.ParquetWriter(
-                self._full_path,
+                self._sink,
                 table.schema,
-                filesystem=self._filesystem,
                 compression="zstd",
                 # Numbers and ids hardly repeat: a dictionary for them costs more than all else.
                 use_dictionary=_repeating_columns(table.schema),
                 metadata_collector=self._metadata,
             )
         self._writer.write_table(table)
-        self._pending, self._pending_rows = [], 0
 
 
 def _repeating_columns(fields: Iterable[pa.Field], above: str = "") -> list[str]:
@@ -160,15 +215,8 @@ def _repeating_columns(fields: Iterable[pa.Field], above: str = "") -> list[str]
     return found
 
 
-def read_file(uri: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> pa.Table:
-    """Read these columns of a file that `write_files` wrote; `encoded` texts stay dictionaries."""
-    filesystem, path = resolve_filesystem(uri)
-    with pq.ParquetFile(path, filesystem=filesystem, read_dictionary=list(encoded)) as file:
-        return file.read(columns=list(columns), use_threads=False)
-
-
 def read_whole_file(
-    uri: str, names: Sequence[str], partitions: Sequence[str]
+    uri: str, names: Sequence[str], partitions: Mapping[str, pa.DataType]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file with these columns; those of the partition come from its path."""
     filesystem, path = resolve_filesystem(uri)
@@ -180,36 +228,13 @@ def read_whole_file(
             for name in names:
                 if name in partitions:
                     text = folders[name]
-                    value = None if text == _NULL_FOLDER else int(text)
-                    arrays.append(pa.array([value] * batch.num_rows, pa.int64()))
+                    value = pa.scalar(None if text == _NULL_FOLDER else text, pa.string())
+                    arrays.append(pa.repeat(value.cast(partitions[name]), batch.num_rows))
                 elif name in present:
                     arrays.append(batch[name])
                 else:
                     arrays.append(pa.nulls(batch.num_rows))
             yield pa.RecordBatch.from_arrays(arrays, names=list(names))
-
-
-def merge_files(root: str, paths: Sequence[str], values: dict[str, str | None]) -> WrittenFile:
-    """Write the rows of several files of one partition to one file."""
-    filesystem, base = resolve_filesystem(root)
-    wheres = [f"{base.rstrip('/')}/{path}" for path in paths]
-    schema = pa.unify_schemas([pq.read_schema(where, filesystem=filesystem) for where in wheres])
-    writer = _PartitionWriter(root, values)
-    for where in wheres:
-        with pq.ParquetFile(where, filesystem=filesystem) as file:
-            for batch in file.iter_batches(_GROUP_ROWS, use_threads=False):
-                writer.add_batch(_pad_columns(batch, schema))
-    return writer.close()
-
-
-def _pad_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Add nulls for columns that an older file lacks."""
-    present = set(batch.schema.names)
-    arrays = [
-        batch[field.name] if field.name in present else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def resolve_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
@@ -225,9 +250,10 @@ def _open_folder(folder: str) -> tuple[fs.FileSystem, str]:
 
 
 def delta_statistics(metadata: pq.FileMetaData) -> str:
-    """Row count, nulls of flat columns, and the extremes of whole numbers, dates and short texts.
+    """Row count, nulls of flat columns, and the extremes of numbers, dates, times and short texts.
 
-    A reader takes a column without a count of nulls for one that has none.
+    Of numbers only whole ones. A reader takes a column without a count of nulls for one that has
+    none.
     """
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
@@ -241,18 +267,30 @@ def delta_statistics(metadata: pq.FileMetaData) -> str:
         nulls[name] = sum(each.null_count for each in counted)
         known = [each for each in counted if each.has_min_max]
         if known and all(each.has_min_max or not each.num_values for each in counted):
-            low, high = min(each.min for each in known), max(each.max for each in known)
+            values = [_extremes_of(each) for each in known]
+            low, high = min(low for low, _ in values), max(high for _, high in values)
             if _is_useful(low) and _is_useful(high):
                 least[name], most[name] = _json_value(low), _json_value(high)
     extremes = {"minValues": least, "maxValues": most, "nullCount": nulls}
     return json.dumps({"numRecords": metadata.num_rows} | extremes)
 
 
+def _extremes_of(statistics: pq.Statistics) -> tuple[Any, Any]:
+    if statistics.logical_type.type != "TIMESTAMP":
+        return statistics.min, statistics.max
+    # Python knows no time after the year 9999, which a row that nobody checked may hold.
+    return np.datetime64(statistics.min_raw, "us"), np.datetime64(statistics.max_raw, "us")
+
+
 def _is_useful(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= _LONGEST_STATISTIC
+    if isinstance(value, np.datetime64):
+        return bool(_FIRST_TIME <= value <= _LAST_TIME)
     return type(value) in {int, date}
 
 
 def _json_value(value: Any) -> Any:
+    if isinstance(value, np.datetime64):
+        return f"{value}Z"
     return value.isoformat() if isinstance(value, date) else value

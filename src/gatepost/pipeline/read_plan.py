@@ -11,8 +11,9 @@ the oldest rows and is read first.
 """
 
 import heapq
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -50,7 +51,9 @@ class SeqRange(Struct, frozen=True, rename="camel"):
 class SetAside(Struct, frozen=True, rename="camel"):
     """A node, or a range of its events, that is not taken in, and why.
 
-    `at` is the time of the latest event that was set aside, by the node's clock.
+    `at` is the time of the latest event that was set aside, by the node's clock. If `events` is not
+    0, the range was taken in, and only so many of its events were not counted. `ended` is the time
+    at which the rest was right again; None if it is not.
     """
 
     node: str
@@ -59,9 +62,35 @@ class SetAside(Struct, frozen=True, rename="camel"):
     incarnation: str | None = None
     first: int | None = None
     last: int | None = None
+    events: int = 0
+    ended: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str | None, int | None]:
+        """What is set aside: the same as long as it lasts."""
+        return self.node, self.incarnation, self.first
+
+    @property
+    def count(self) -> int:
+        """How many events are meant; 0 if it is not known, as for a whole node."""
+        if self.events or self.first is None or self.last is None:
+            return self.events
+        return self.last - self.first + 1
+
+    @property
+    def sentence(self) -> str:
+        """What is set aside, and why, in words."""
+        if self.first is None:
+            return f"{self.node}: its events are not taken in: {self.reason}"
+        if not self.events:
+            what = f"its events {self.first} to {self.last} are not taken in"
+            return f"{self.node}: {what}: {self.reason}"
+        counted = "1 event is" if self.events == 1 else f"{self.events} events are"
+        among = f"among its events {self.first} to {self.last}"
+        return f"{self.node}: {among}, {counted} not counted: {self.reason}"
 
 
-class SegmentFile(Struct, frozen=True):
+class SegmentFile(Struct, frozen=True, gc=False):
     """A file that a manifest lists.
 
     `path` is relative to the archive's root; times are epoch milliseconds.
@@ -88,7 +117,7 @@ class SegmentFile(Struct, frozen=True):
         return self.last - self.first + 1
 
 
-class Slice(Struct, frozen=True):
+class Slice(Struct, frozen=True, gc=False):
     """The rows `first` to `last`, by sequence number, of one segment."""
 
     segment: SegmentFile
@@ -130,14 +159,18 @@ class PendingLane:
     def __init__(self, slices: Sequence[Slice]) -> None:
         self._slices = slices
         # A clock may go back: a row is due no earlier than the rows before it.
-        self._latest_times = list(
-            accumulate((piece.segment.max_created_at for piece in slices), max)
+        self._latest_times = array(
+            "q", accumulate((piece.segment.max_created_at for piece in slices), max)
         )
-        self._row_offsets = list(accumulate((piece.rows for piece in slices), initial=0))
+        self._row_offsets = array("q", accumulate((piece.rows for piece in slices), initial=0))
 
     @property
     def rows(self) -> int:
         return self._row_offsets[-1]
+
+    @property
+    def last(self) -> int:
+        return self._slices[-1].last
 
     @property
     def earliest(self) -> int:
@@ -146,6 +179,19 @@ class PendingLane:
     @property
     def latest(self) -> int:
         return self._latest_times[-1]
+
+    @property
+    def stretches(self) -> Iterator[tuple[int, int, int]]:
+        """For each slice when it begins to be due, and the earliest and latest time in it."""
+        latest = 0
+        for piece, until in zip(self._slices, self._latest_times, strict=True):
+            segment = piece.segment
+            yield (
+                max(latest, segment.min_created_at),
+                segment.min_created_at,
+                segment.max_created_at,
+            )
+            latest = until
 
     def due_bounds(self, moment: int) -> tuple[int, int]:
         """The fewest and the most rows that can be due by `moment`, without reading any."""
@@ -163,6 +209,11 @@ class PendingLane:
         until = bisect_right(times(cut.segment), moment, hi=cut.skipped + cut.rows)
         return least + max(0, until - cut.skipped)
 
+    def first_due(self, times: RowTimes) -> int:
+        """The moment by which the first row is due."""
+        piece = self._slices[0]
+        return times(piece.segment)[piece.skipped]
+
     def seq_after(self, rows: int) -> int:
         """The sequence number of the last of the first `rows` rows."""
         index = bisect_right(self._row_offsets, rows - 1) - 1
@@ -177,16 +228,29 @@ def group_by_lane(segments: Iterable[SegmentFile]) -> dict[LaneKey, list[Segment
 
 
 def pending_lanes(
-    segments: Iterable[SegmentFile], start: Offsets, selection: Selection
+    segments: Iterable[SegmentFile],
+    start: Offsets,
+    selection: Selection,
+    through: Offsets | None = None,
 ) -> dict[LaneKey, PendingLane]:
-    """The lanes with rows after `start`."""
+    """The lanes with rows after `start`, and up to `through` if that is given."""
     lanes = {}
     for key, listed in group_by_lane(segments).items():
-        after = start.get(key.node, {}).get(key.incarnation, 0)
-        wanted = [s for s in listed if s.last > after and selection.includes(s)]
-        if wanted:
-            lanes[key] = PendingLane([Slice(s, max(s.first, after + 1), s.last) for s in wanted])
+        after = last_seq(start, key)
+        most = max(s.last for s in listed) if through is None else last_seq(through, key)
+        wanted = [
+            Slice(s, max(s.first, after + 1), min(s.last, most))
+            for s in listed
+            if s.last > after and s.first <= most and selection.includes(s)
+        ]
+        if wanted and most > after:
+            lanes[key] = PendingLane(wanted)
     return lanes
+
+
+def last_seq(offsets: Offsets, key: LaneKey) -> int:
+    """How far these offsets are in a lane; 0 if they do not know it."""
+    return offsets.get(key.node, {}).get(key.incarnation, 0)
 
 
 def advance_offsets(
@@ -196,11 +260,15 @@ def advance_offsets(
     times: RowTimes,
     budget: int | None = None,
     until: int | None = None,
+    span: int | None = None,
 ) -> Offsets:
     """The end of a batch that begins at `start`.
 
-    `budget` is the most rows it may have, `until` a moment that no lane may pass yet.
+    `budget` is the most rows it may have, `until` a moment that no lane may pass yet. With `span`,
+    a batch that would be empty ends that many ms after its first row instead.
     """
+    if until is not None and span is not None and lanes:
+        until = _due_moment(lanes.values(), until, span, times)
     taken = _rows_to_take(lanes, times, budget, until)
     end = {node: dict(seqs) for node, seqs in start.items()}
     for key, rows in taken.items():
@@ -208,6 +276,30 @@ def advance_offsets(
             end.setdefault(key.node, {})[key.incarnation] = lanes[key].seq_after(rows)
     # Sorted, because Spark compares offsets as text.
     return {node: dict(sorted(end[node].items())) for node in sorted(end)}
+
+
+def moment_within(lanes: Iterable[PendingLane], most: int, before: int, after: int) -> int | None:
+    """The latest moment by which the due rows cover about `most` ms of time; None if all may.
+
+    A row also covers the time from `before` ms before it to `after` ms after it.
+    """
+    covered: list[tuple[int, int]] = []
+    stretches = sorted(stretch for lane in lanes for stretch in lane.stretches)
+    for due, first, last in stretches:
+        covered = _add_stretch(covered, first - before, last + after)
+        if sum(end - begin for begin, end in covered) > most + before + after:
+            earliest = stretches[0][0]
+            return earliest + most if due == earliest else due - 1
+    return None
+
+
+def _add_stretch(
+    covered: Sequence[tuple[int, int]], first: int, last: int
+) -> list[tuple[int, int]]:
+    """The stretches with one more, none of them touching another."""
+    met = [each for each in covered if each[0] <= last and each[1] >= first]
+    apart = [each for each in covered if each not in met]
+    return [*apart, (min([first, *(a for a, _ in met)]), max([last, *(b for _, b in met)]))]
 
 
 def _rows_to_take(
@@ -228,6 +320,16 @@ def _rows_to_take(
             high = middle
     taken = {key: lane.due_rows(low, times) for key, lane in lanes.items()}
     return _fill_budget(lanes, taken, high, times, budget)
+
+
+def _due_moment(lanes: Collection[PendingLane], until: int, span: int, times: RowTimes) -> int:
+    """`until`, or `span` ms after the first row if no row is due by then.
+
+    The rest of a segment may begin long after the segment does.
+    """
+    if any(lane.due_rows(until, times) for lane in lanes):
+        return until
+    return min(lane.first_due(times) for lane in lanes) + span
 
 
 def _fits_budget(lanes: Iterable[PendingLane], moment: int, times: RowTimes, budget: int) -> bool:
@@ -303,6 +405,24 @@ def slices_between(
         for begin, until in _without_ranges(first, last, holes.get(key, [])):
             found += _range_slices(key, listed, begin, until)
     return [piece for piece in found if selection.includes(piece.segment)]
+
+
+def listed_slices(
+    segments: Iterable[SegmentFile],
+    start: Offsets,
+    end: Offsets,
+    left_out: Iterable[SeqRange] = (),
+) -> Iterator[Slice]:
+    """The rows after `start` up to `end` that are listed, each once; the rest is passed over."""
+    lanes = group_by_lane(segments)
+    holes = list(left_out)
+    for key, after, last in _moved_lanes(start, end):
+        inside = [each for each in holes if each.lane == key]
+        begin = after + 1
+        for segment in lanes.get(key, []):
+            first, until = max(segment.first, begin), min(segment.last, last)
+            yield from (Slice(segment, *part) for part in _without_ranges(first, until, inside))
+            begin = max(begin, until + 1)
 
 
 def slices_of_ranges(segments: Iterable[SegmentFile], ranges: Iterable[SeqRange]) -> list[Slice]:

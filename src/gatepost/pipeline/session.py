@@ -154,12 +154,8 @@ def _base_settings(master: str, name: str, scratch: Path, log_level: str) -> dic
             "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         }
     )
-    # Executors reach buckets with the credentials of the driver; Spark redacts them.
-    settings |= {
-        f"spark.executorEnv.{key}": value
-        for key, value in os.environ.items()
-        if key.startswith("AWS_")
-    }
+    # Spark redacts credentials in these settings.
+    settings |= {f"spark.executorEnv.{key}": value for key, value in _storage_environment().items()}
     if is_local(master):
         settings |= {
             "spark.local.dir": str(scratch),
@@ -170,6 +166,11 @@ def _base_settings(master: str, name: str, scratch: Path, log_level: str) -> dic
             "spark.sql.shuffle.partitions": str(max(8, 4 * (os.cpu_count() or 2))),
         }
     return settings
+
+
+def _storage_environment() -> dict[str, str]:
+    """The variables with which this process reaches buckets: executors need them too."""
+    return {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
 
 
 def _merge_settings(
@@ -262,6 +263,9 @@ def _prepare_session(spark: "SparkSession") -> None:
 
     for key, value in _SQL_SETTINGS.items():
         spark.conf.set(key, value)
+    if not is_connect(spark):
+        # The session may have started before this process knew of a bucket.
+        spark.sparkContext.environment.update(_storage_environment())
     # Whatever its master is, a Spark Connect server may be another machine.
     if is_connect(spark) or not is_local(spark.conf.get("spark.master", None) or "local"):
         send_package(spark)

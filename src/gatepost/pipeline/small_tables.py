@@ -4,6 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from gatepost.pipeline.tables.schemas import TableSpec
+from gatepost.pipeline.tables.stored_rows import to_reckoned
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -34,20 +35,12 @@ def open_dataset(table: "DeltaTable") -> "ds.Dataset":
 
 
 def read_rows(tables: str, table: TableSpec) -> list[Row]:
-    """All rows of a table without partitions, which is small."""
+    """All rows of a small table, with times as epoch milliseconds."""
     opened = open_table(tables, table)
-    found: list[Row] = [] if opened is None else open_dataset(opened).to_table().to_pylist()
+    found: list[Row] = (
+        [] if opened is None else to_reckoned(open_dataset(opened).to_table()).to_pylist()
+    )
     return found
-
-
-def count_rows(tables: str, table: TableSpec) -> int:
-    """The number of rows of a table, from its log."""
-    import pyarrow as pa
-
-    opened = open_table(tables, table)
-    if opened is None:
-        return 0
-    return sum(pa.table(opened.get_add_actions(flatten=True))["num_records"].to_pylist())
 
 
 def last_written_at(table: "DeltaTable") -> int:
@@ -66,12 +59,17 @@ def count_values(table: "DeltaTable", column: str) -> dict[str, int]:
 
 
 def sample_rows(table: "DeltaTable", column: str, most: int) -> list[Row]:
-    """At most `most` rows for each value of `column`; reads a table of any size in batches."""
+    """At most `most` rows for each value of `column`, with times as epoch milliseconds.
+
+    Reads a table of any size in batches.
+    """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     found: list[Row] = []
     taken: Counter[str] = Counter()
-    for batch in open_dataset(table).to_batches():
+    for stored in open_dataset(table).to_batches():
+        batch = to_reckoned(pa.Table.from_batches([stored]))
         for value in pc.unique(batch.column(column)).to_pylist():
             if taken[value] < most:
                 rows = batch.filter(pc.equal(batch.column(column), value))

@@ -18,11 +18,13 @@ from gatepost.pipeline.archive_source import (
     FORMAT,
     PUSHABLE_COLUMNS,
     BatchRead,
-    PushedFilter,
     SourceOptions,
     StreamPlan,
     decode_options,
+    push_filter,
+    read_slice,
     spark_schema,
+    to_spark_rows,
 )
 from gatepost.pipeline.read_plan import Offsets
 
@@ -72,7 +74,8 @@ class GatepostReader(ds.DataSourceReader):
             op = _OPERATORS.get(type(pushed))
             path: tuple[str, ...] = getattr(pushed, "attribute", ())
             if op and len(path) == 1 and path[0] in PUSHABLE_COLUMNS:
-                self.plan.predicates.append(PushedFilter(path[0], op, pushed.value))  # type: ignore[attr-defined]
+                known = push_filter(path[0], op, pushed.value)  # type: ignore[attr-defined]
+                self.plan.predicates += [known] if known else []
         return filters
 
     def partitions(self) -> Sequence[ds.InputPartition]:
@@ -102,7 +105,7 @@ class GatepostStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNo
         self.plan.freeze_listing()
 
     def initialOffset(self) -> Offsets:
-        return {}
+        return self.options.starting_offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_rows)
@@ -122,4 +125,4 @@ class GatepostStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNo
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         archive = ArchiveReader(self.options.path)
         for piece in partition.value:
-            yield from archive.read_batches(piece, self.options.columns, self.options.verify)
+            yield from map(to_spark_rows, read_slice(archive, piece, self.options))

@@ -4,19 +4,28 @@ A job is a list of *shares*. A kernel, which is a plain function over Arrow tabl
 and yields *blocks* of bytes, each for a numbered part. Another kernel gets all blocks of a part,
 and so on. The kernels of the last step return the results, which are small: descriptions of files.
 
+The plan, which is the list of shares, is a DataFrame too, with a row for each share. Only kernels
+travel as closures, so a task is as small for a million segments as for one. A share is compressed:
+a slice of a segment takes 80 bytes, and would take 250 as typed columns, which the driver holds
+twice. Nothing but the kernel reads them.
+
 `SparkTransport` carries them in DataFrames, so that every step is a query of Spark's, and runs on
 any cluster, also through Spark Connect. `LocalTransport` calls the same kernels one after another
-in this process: few events take less time than a JVM needs to start.
+in this process; only who asks for it gets it (`--engine local`).
 """
 
 import os
 import pickle
 import re
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
+
+from gatepost.pipeline.package_upload import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,17 +38,15 @@ PartBlock = tuple[int, bytes]
 Block = bytes | memoryview
 FoldKernel = Callable[[Iterator[Block]], Iterable[PartBlock]]
 
-SMALL_ROWS: Final = 1_500_000
-"""Up to this many rows, this process alone is done before a session of Spark would be.
-
-A row takes about 4 µs here. Spark takes 6 s to start, and then 7 µs for a row on one of its cores.
-"""
-
 RESULT_PART = 0
 """The part of blocks that are results, in the last step of a job."""
 
 _BLOCK_SCHEMA = "part int, block binary"
 _ARROW_SCHEMA = pa.schema([("part", pa.int32()), ("block", pa.binary())])
+_PLAN_SCHEMA: Final = pa.schema(
+    [("share", pa.int32()), ("rows", pa.int64()), ("work", pa.binary())]
+)
+_FAST_COMPRESSION = 1
 # Blocks may have megabytes, so few of them travel at once.
 _BLOCKS_PER_BATCH = "16"
 _BATCH_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -54,7 +61,13 @@ class FoldStep(NamedTuple):
 
 
 class Transport(Protocol):
-    """`slots` is the number of kernels that can run at the same time."""
+    """`slots` is the number of kernels that can run at the same time.
+
+    `queries` counts the lists of shares that were run, `input_rows` the rows that they read.
+    """
+
+    queries: int
+    input_rows: int
 
     @property
     def slots(self) -> int: ...
@@ -74,12 +87,17 @@ class LocalTransport:
 
     slots = 1
 
+    def __init__(self) -> None:
+        self.queries = self.input_rows = 0
+
     def run(
         self,
         shares: Sequence[Share],
         read: Callable[[Share], Iterable[PartBlock]],
         *folds: FoldStep,
     ) -> list[bytes]:
+        self.queries += bool(shares)
+        self.input_rows += sum(map(count_rows, shares))
         blocks = [block for share in shares for block in read(share)]
         for fold in folds:
             parts: dict[int, list[bytes]] = {}
@@ -94,6 +112,7 @@ class SparkTransport:
 
     def __init__(self, spark: "SparkSession") -> None:
         self.spark = spark
+        self.queries = self.input_rows = 0
         self._slots: int | None = None
 
     @property
@@ -110,30 +129,53 @@ class SparkTransport:
     ) -> list[bytes]:
         if not shares:
             return []
+        rows = sum(map(count_rows, shares))
+        self.queries += 1
+        self.input_rows += rows
         self.spark.conf.set(_BATCH_SETTING, _BLOCKS_PER_BATCH)
         try:
-            frame = self._read_shares(shares, read)
+            frame = self.read_shares(shares, read)
             for fold in folds:
                 frame = frame.repartitionById(fold.parts, "part")
                 frame = frame.mapInArrow(_fold_blocks(fold.kernel), _BLOCK_SCHEMA)
-            return [bytes(row.block) for row in frame.select("block").collect()]
+            with _describe_query(self.spark, _describe_work(read, rows, len(shares))):
+                return [bytes(row.block) for row in frame.select("block").collect()]
         finally:
             self.spark.conf.unset(_BATCH_SETTING)
 
-    def _read_shares(
+    def read_shares(
         self, shares: Sequence[Share], read: Callable[[Share], Iterable[PartBlock]]
     ) -> "DataFrame":
-        """The blocks of all shares; each share is a partition, and a record of its input."""
-        # A task gets all shares with its kernel, and decodes its own.
-        encoded = [pickle.dumps(share) for share in shares]
+        """The blocks of all shares; each share is a row, and a partition of its own."""
+        plan = self.spark.createDataFrame(plan_shares(shares))
+        if len(shares) > 1:
+            plan = plan.repartitionById(len(shares), "share")
+        return plan.mapInArrow(_read_plan(read), _BLOCK_SCHEMA)
 
-        def read_partition(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in numbers:
-                for number in batch.column(0).to_pylist():
-                    yield from _to_batches(read(pickle.loads(encoded[number])))
 
-        numbered = self.spark.range(0, len(encoded), 1, len(encoded))
-        return numbered.mapInArrow(read_partition, _BLOCK_SCHEMA)
+def count_rows(share: object) -> int:
+    """The rows of archived events, or of tables, that a share reads."""
+    if isinstance(share, list | tuple):
+        return sum(map(count_rows, share))
+    return int(getattr(share, "rows", 0))
+
+
+def plan_shares(shares: Sequence[Share]) -> pa.Table:
+    """The shares as rows: number, rows to read, and the share itself, compressed."""
+    columns = [
+        pa.array(range(len(shares)), pa.int32()),
+        pa.array(map(count_rows, shares), pa.int64()),
+        pa.array(map(_encode_share, shares), pa.binary()),
+    ]
+    return pa.Table.from_arrays(columns, _PLAN_SCHEMA.names)
+
+
+def _encode_share(share: object) -> bytes:
+    return zlib.compress(pickle.dumps(share), _FAST_COMPRESSION)
+
+
+def _decode_share(work: pa.Buffer) -> Any:
+    return pickle.loads(zlib.decompress(work))
 
 
 def _count_slots(spark: "SparkSession") -> int:
@@ -146,6 +188,37 @@ def _count_slots(spark: "SparkSession") -> int:
 
     # A cluster tells it only by the number of partitions it makes on its own.
     return spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+
+
+@contextmanager
+def _describe_query(spark: "SparkSession", text: str) -> Iterator[None]:
+    """Say in Spark's UI what a query does; Spark Connect has no place for it."""
+    if is_connect(spark):
+        yield
+        return
+    spark.sparkContext.setJobDescription(text)
+    try:
+        yield
+    finally:
+        spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+
+
+def _describe_work(read: Callable[..., object], rows: int, shares: int) -> str:
+    """The kernel by its name, and its input: `jobs.deliveries.write_deliveries: 9 rows in …`."""
+    module = read.__module__.removeprefix("gatepost.pipeline.")
+    name = read.__qualname__.partition(".<locals>")[0]
+    return f"{module}.{name}: {rows:,} rows in {shares:,} {'share' if shares == 1 else 'shares'}"
+
+
+def _read_plan(
+    read: Callable[[Share], Iterable[PartBlock]],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read_partition(plan: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in plan:
+            for work in batch.column("work"):
+                yield from _to_batches(read(_decode_share(work.as_buffer())))
+
+    return read_partition
 
 
 def _fold_blocks(

@@ -23,7 +23,7 @@ from gatepost.events import (
 )
 from gatepost.events.envelope import EpochMs
 from gatepost.room.roles import Act, may_act, role_of_tier
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
 
 MAX_CHAIN_LENGTH = 6
 _CACHED_CHAINS = 10_000

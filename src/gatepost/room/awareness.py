@@ -9,12 +9,13 @@ gone, under that client's own clock. Both are harmless, so an entry that is not 
 known one is ignored. A newer entry about a client of another connection is a forgery.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from hashlib import sha256
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gatepost.errors import RoomViolation
@@ -28,15 +29,28 @@ MAX_STATE_BYTES = 512
 MAX_ENTRIES = 1000
 MAX_AWARENESS_BYTES = 256 * 1024
 _MAX_KNOWN_CLIENTS = 10_000
+_REASON_CHARS = 100
+_REASON = rf"\A[A-Za-z0-9][A-Za-z0-9 .,?%'()/&+_-]{{0,{_REASON_CHARS - 1}}}\Z"
+_NO_REASON_CHAR = re.compile(r"[^A-Za-z0-9 .,?%'()/&+_-]")
 _GONE_STATE = "null"
 
 
 class ConnectionPresence(RoomRecord, frozen=True, kw_only=True):
-    """The state a connection may publish about itself. Clients without a state send `{}`."""
+    """The state a connection may publish about itself. Clients without a state send `{}`.
+
+    `reason` tells why a gateway is degraded.
+    """
 
     node_id: NodeId | None = None
     status: Literal["online", "degraded", "offline"] | None = None
+    reason: Annotated[str, Meta(pattern=_REASON, max_length=_REASON_CHARS)] | None = None
     seen_at: EpochMs | None = None
+
+
+def shorten_reason(problem: str) -> str | None:
+    """What others are told of a problem: not its details, such as paths and lines of files."""
+    summary = _NO_REASON_CHAR.sub("?", problem.partition(": ")[0].strip())
+    return summary.lstrip(" .,?%'()/&+_-")[:_REASON_CHARS] or None
 
 
 class AwarenessEntry(Struct, frozen=True):

@@ -1,17 +1,37 @@
 """The room as a Yjs document: one slot per key and writer, holding the latest version.
 
-Each slot has its own Yjs client id, derived from room, map, key and public key. The version of a
-record is its Yjs clock. The rest of the package relies on three consequences.
+A slot is (map, key, public key of the writer). Each slot has its own Yjs client id, derived from
+the room and these three; the version of a record is its Yjs clock. Invariants, on which the rest of
+the package relies:
 
-- Merging two documents means taking the greater version slot by slot. Yjs would resolve concurrent
-  writes by client id; here there are none, not even after a restart or from a restored backup.
-- A signed record fits exactly one client and clock. Anywhere else it is a violation. An old record
-  therefore cannot replace a newer one, no record can replace another, and nobody can occupy the
-  clocks of another writer's next version.
-- The cost of a slot does not depend on the number of its versions.
+1. **One writer.** Only the holder of the key can sign for a slot, so concurrent writes of one slot
+   do not exist. Yjs would resolve them by client id, which anybody can choose.
+2. **Merge by version.** Merging two documents means taking the greater version slot by slot. The
+   result does not depend on the order of arrival, and a merge repeated changes nothing.
+3. **One place.** A signed record fits exactly one client and clock. Anywhere else it is a violation
+   (`check_item`). So an old record cannot replace a newer one, no record can replace another, and
+   nobody can occupy the clocks of another writer's next version.
+4. **A version is signed once.** A gateway has its own record on disk before it sends it
+   (service/record_announcer.py), and begins with a leap of versions after a restore. Who signs one
+   version twice leaves two replicas different, although they hold the same versions. Replicas
+   therefore compare digests (slot_digest.py), keep the record with the greater text, and keep the
+   proof against the writer (evidence.py).
+5. **Constant cost.** A slot costs the same however often it was written: older clocks are one range
+   of deletes. A record that ended is replaced by a tombstone, whose slot stays until the next
+   rotation (retention.py); quotas count slots, keys and bytes for each writer (writer_quota.py).
+6. **Collisions lose nothing.** A client id has 53 bits, so a writer that tries long enough finds
+   two slots with one id. Of the latest records of such slots, the one with the senior writer
+   counts, and among equals the one with the smaller slot key. The other record is held but neither
+   served nor shown. The outcome is the same in any order of arrival, and ends with the document:
+   in the next one the slots have other clients.
+7. **Deletes hide nothing.** Deletes cover older versions only, and the latest version of a slot
+   that Yjs hides anyway, because another slot with the same key has a greater client id
+   (`check_deletes`). A record ends by a tombstone.
+8. **Bytes of others are never applied.** Incoming updates are parsed and checked (`UpdateGuard` in
+   room.py). The document is a function of its records: only the records are stored, and updates for
+   Yjs clients are encoded from them (yjs_update.py).
 
-The document is a function of its records, so only the records are stored. Updates for Yjs clients
-are encoded from them (yjs_update.py); incoming bytes are parsed and never applied as such.
+Being stored is not the same as counting: effective_records.py says which records count.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -20,6 +40,7 @@ from hashlib import sha256
 from gatepost.errors import RoomViolation
 from gatepost.events import frame_parts
 from gatepost.room.lib0 import MAX_UINT
+from gatepost.room.membership import SeniorityRank, rank_chain
 from gatepost.room.signed_record import SignedRecord
 from gatepost.room.slot_digest import DigestIndex
 from gatepost.room.writer_quota import WriterQuotas
@@ -32,24 +53,36 @@ SlotKey = tuple[str, str, bytes]
 
 
 class RoomDocument:
-    """All slots of one room. It trusts its input; update_guard.py checks updates before."""
+    """All slots of one room. It trusts its input; `UpdateGuard` checks updates before."""
 
     def __init__(self, room_id: str) -> None:
         self.room_id = room_id
         self._slots: dict[SlotKey, SignedRecord] = {}
+        # The slot that each client serves, and all slots of clients that have several.
         self._slot_keys: dict[int, SlotKey] = {}
+        self._colliding: dict[int, set[SlotKey]] = {}
         self._clients: dict[SlotKey, int] = {}
         self.quotas = WriterQuotas()
         self.digests = DigestIndex()
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._slot_keys)
 
     def __iter__(self) -> Iterator[SignedRecord]:
-        return iter(self._slots.values())
+        """The records that are served."""
+        return (self._slots[slot_key] for slot_key in self._slot_keys.values())
+
+    def held_records(self) -> Collection[SignedRecord]:
+        """The records that are served, and those that are not because they collide."""
+        return self._slots.values()
 
     def record_at(self, slot_key: SlotKey) -> SignedRecord | None:
         return self._slots.get(slot_key)
+
+    def served_instead_of(self, slot_key: SlotKey) -> SignedRecord | None:
+        """The record served under this slot's Yjs client id; two slots can share one id."""
+        served = self._slot_keys.get(self.yjs_client(slot_key))
+        return None if served is None else self._slots[served]
 
     def is_newer(self, signed: SignedRecord) -> bool:
         known = self._slots.get(signed.slot_key)
@@ -58,13 +91,24 @@ class RoomDocument:
     def has_capacity_for(self, signed: SignedRecord) -> bool:
         return self.quotas.has_capacity_for(signed, self._slots.get(signed.slot_key))
 
-    def put_record(self, signed: SignedRecord) -> None:
-        known = self._slots.get(signed.slot_key)
+    def put_record(self, signed: SignedRecord) -> SignedRecord | None:
+        """Store a record; return the one that its client served before."""
+        slot_key, known = signed.slot_key, self._slots.get(signed.slot_key)
         if known is None:
-            self._open_slot(signed.slot_key)
+            self._open_slot(slot_key)
+        client = self._clients[slot_key]
+        before = self._slots.get(self._slot_keys[client])
         self.quotas.replace_record(signed, known)
-        self.digests.put_record(self._clients[signed.slot_key], signed)
-        self._slots[signed.slot_key] = signed
+        self._slots[slot_key] = signed
+        if client in self._colliding:
+            slot_key = min(self._colliding[client], key=self._precedence)
+            self._slot_keys[client] = slot_key
+        self.digests.put_record(client, self._slots[slot_key])
+        return before
+
+    @property
+    def has_collisions(self) -> bool:
+        return bool(self._colliding)
 
     def conflicting_record(self, signed: SignedRecord) -> SignedRecord | None:
         """The stored record, if its writer signed another one with the same version."""
@@ -85,6 +129,8 @@ class RoomDocument:
         """Raise RoomViolation unless the record has its own client, clock, map and key."""
         if item.map_key not in (None, (signed.map, signed.key)):
             raise RoomViolation(f"{signed.map} {signed.key} is at another key", rule="misplaced")
+        if item.first > self._next_clock(item.client):
+            raise RoomViolation(f"{signed.map} {signed.key} begins in a gap", rule="form")
         if (item.client, item.clock) == (self.yjs_client(signed.slot_key), signed.version - 1):
             return
         known = self._slots.get(signed.slot_key)
@@ -97,23 +143,21 @@ class RoomDocument:
     def check_deletes(
         self, deletes: Iterable[DeletedRange], added: Collection[SignedRecord]
     ) -> None:
-        """Raise RoomViolation if a delete covers the latest version of a visible slot.
+        """Raise RoomViolation unless the deletes cover older versions only.
 
-        Deletes of older versions are normal: every Yjs document lists them. A delete may also cover
-        the latest version of a slot that shares its key with another one, because Yjs shows only
-        one of the two.
+        Every Yjs document lists these. A delete may also cover the latest version of a slot that
+        shares its key with another one, because Yjs shows only one of the two.
         """
         slot_keys = {self.yjs_client(signed.slot_key): signed.slot_key for signed in added}
-        tops = dict.fromkeys(slot_keys, -1)
-        for signed in added:
-            client = self.yjs_client(signed.slot_key)
-            tops[client] = max(tops[client], signed.version - 1)
-        deleted = {
-            client
-            for client, clock, length in deletes
-            if clock <= max(tops.get(client, -1), self._latest_clock(client)) < clock + length
-        }
-        if deleted and deleted & _visible_clients(deleted, self._slot_keys | slot_keys):
+        versions = {self.yjs_client(signed.slot_key): signed.version for signed in added}
+        hidden = set()
+        for client, clock, length in deletes:
+            latest = max(versions.get(client, 0), self._next_clock(client))
+            if clock + length > latest or not length:
+                raise RoomViolation("a delete of clocks that no record has", rule="deleted")
+            if clock + length == latest:
+                hidden.add(client)
+        if hidden and hidden & _visible_clients(hidden, self._slot_keys | slot_keys):
             raise RoomViolation("records are not deleted; write a tombstone", rule="deleted")
 
     def yjs_client(self, slot_key: SlotKey) -> int:
@@ -121,7 +165,9 @@ class RoomDocument:
 
     def slot_clocks(self) -> list[tuple[int, int]]:
         """The state vector: (client, next clock) of every slot."""
-        return [(self._clients[slot_key], s.version) for slot_key, s in self._slots.items()]
+        return [
+            (client, self._slots[slot_key].version) for client, slot_key in self._slot_keys.items()
+        ]
 
     def clients(self) -> Collection[int]:
         """The Yjs clients of all slots."""
@@ -130,9 +176,9 @@ class RoomDocument:
     def records_newer_than(self, clocks: dict[int, int]) -> list[SignedRecord]:
         """The records that a document with this state vector lacks."""
         return [
-            signed
-            for slot_key, signed in self._slots.items()
-            if signed.version > clocks.get(self._clients[slot_key], 0)
+            self._slots[slot_key]
+            for client, slot_key in self._slot_keys.items()
+            if self._slots[slot_key].version > clocks.get(client, 0)
         ]
 
     def encode_updates(self, records: Iterable[SignedRecord]) -> Iterator[bytes]:
@@ -142,16 +188,22 @@ class RoomDocument:
     def _open_slot(self, slot_key: SlotKey) -> None:
         client = self._derive_client(slot_key)
         self._clients[slot_key] = client
-        self._slot_keys[client] = slot_key
+        first = self._slot_keys.setdefault(client, slot_key)
+        if first != slot_key:
+            self._colliding.setdefault(client, {first}).add(slot_key)
+
+    def _precedence(self, slot_key: SlotKey) -> tuple[SeniorityRank, SlotKey]:
+        return rank_chain(self._slots[slot_key].chain), slot_key
 
     def _derive_client(self, slot_key: SlotKey) -> int:
         names = (name.encode() for name in (self.room_id, *slot_key[:2]))
         digest = sha256(frame_parts("gatepost/slot/1", *names, slot_key[2])).digest()
         return int.from_bytes(digest[:8], "big") & MAX_UINT
 
-    def _latest_clock(self, client: int) -> int:
+    def _next_clock(self, client: int) -> int:
+        """The clock after the latest version of this client's slot: that version."""
         slot_key = self._slot_keys.get(client)
-        return -1 if slot_key is None else self._slots[slot_key].version - 1
+        return 0 if slot_key is None else self._slots[slot_key].version
 
     def _as_slot(self, signed: SignedRecord) -> RecordSlot:
         client = self.yjs_client(signed.slot_key)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gatepost.room.admission_chain import Genesis
 from gatepost.room.agent_ownership import OwnedAgent
+from gatepost.room.findings import FindingClaim
 from gatepost.room.known_owners import KnownOwners
 from gatepost.room.membership import RoomMember, RoomMembership, decide_membership
 from gatepost.room.record_tables import RecordTable, RecordTables
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 class EffectiveRecords:
-    """Live typed mappings by id. Only `add_records` changes the stored records."""
+    """Live typed mappings by id. `add_records` and `remove_record` change the stored records."""
 
     def __init__(self, genesis: Genesis, owners: KnownOwners) -> None:
         self._genesis = genesis
@@ -99,16 +100,18 @@ class EffectiveRecords:
         return self._chosen_in(self._tables.delivery)
 
     @property
-    def reviews(self) -> Mapping[str, ReviewRecord]:
+    def reviews(self) -> Mapping[str, tuple[FindingClaim[ReviewRecord], ...]]:
+        """The claims about each review that count; findings.py chooses one."""
         return self._chosen_in(self._tables.reviews)
 
     @property
-    def incidents(self) -> Mapping[str, IncidentRecord]:
-        """By the digest of their id."""
+    def incidents(self) -> Mapping[str, tuple[FindingClaim[IncidentRecord], ...]]:
+        """By the digest of their id; findings.py chooses one of the claims."""
         return self._chosen_in(self._tables.incidents)
 
     @property
-    def eta_advice(self) -> Mapping[str, EtaAdviceRecord]:
+    def eta_advice(self) -> Mapping[str, tuple[FindingClaim[EtaAdviceRecord], ...]]:
+        """By capability; findings.py chooses one of the claims."""
         return self._chosen_in(self._tables.eta)
 
     @property
@@ -131,6 +134,12 @@ class EffectiveRecords:
         agents = self.agents
         return [agents[id] for id in sorted(self._tables.contested) if id in agents]
 
+    def take_reserved_claims(self) -> set[tuple[str, str]]:
+        """(Name, writer) of the claims to reserved names since the last call. They never count."""
+        self._refresh_tables()
+        found, self._tables.reserved_claims = self._tables.reserved_claims, set()
+        return found
+
     def recheck_contested(self) -> None:
         """Choose again where claims do not count yet: their owner may be dead by now."""
         self._tables.agents.stale_ids |= self._tables.contested
@@ -144,6 +153,11 @@ class EffectiveRecords:
                 self._note_node_change(known, signed)
             elif signed.map == "standing":
                 self._is_membership_stale = True
+
+    def remove_record(self, signed: SignedRecord) -> None:
+        """Take the record of a slot out of effect, because another slot's record counts instead."""
+        self._tables.by_map[signed.map].remove_record(signed)
+        self._is_membership_stale |= signed.map in ("nodes", "standing")
 
     def _note_node_change(self, known: SignedRecord | None, signed: SignedRecord) -> None:
         """Recompute the membership, except after a mere heartbeat, the most frequent change."""

@@ -60,6 +60,8 @@ class Lib0Reader:
             if shift > 49:
                 raise malformed_error("a number is too long")
         result |= byte << shift
+        if shift and not byte:
+            raise malformed_error("a number is longer than needed")
         if result > MAX_UINT:
             raise malformed_error("a number is too large")
         return result

@@ -27,7 +27,7 @@ from gatepost.room.records import (
 )
 from gatepost.room.roles import Act, Role, may_act, role_of_tier
 from gatepost.room.signed_record import SignedRecord
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
 
 SeniorityRank = tuple[bool, int, int, str, bytes]
 # The rank of a non-member: junior to every member.
@@ -63,11 +63,15 @@ class RoomMember(Struct, frozen=True):
 
 
 class RoomMembership(Struct, frozen=True):
-    """Members by node id, the revocations that count, and all keys seen per node id."""
+    """Members by node id, the revocations that count, and all keys seen per node id.
+
+    `ranks` has every admitted node that counts, also one whose record of itself is not there.
+    """
 
     members: Mapping[str, RoomMember]
     revoked: Mapping[NodeIdentity, tuple[SignedRecord, ...]]
     keys: Mapping[str, frozenset[bytes]]
+    ranks: Mapping[NodeIdentity, SeniorityRank]
 
     def last_honoured_seqs(self) -> dict[NodeIdentity, int]:
         """Revoked node → the last sequence number of its outbox that counts.
@@ -80,25 +84,38 @@ class RoomMembership(Struct, frozen=True):
         }
 
 
-def decide_membership(records: Iterable[SignedRecord], genesis: Genesis) -> RoomMembership:
-    """Decide the membership from all records of the maps `nodes` and `standing`."""
+def decide_membership(
+    records: Iterable[SignedRecord],
+    genesis: Genesis,
+    chains: Iterable[tuple[AdmissionLink, ...]] = (),
+) -> RoomMembership:
+    """Decide the membership from all records of the maps `nodes` and `standing`.
+
+    `chains` are admissions of nodes beside those of the writers.
+    """
     records = list(records)
-    case = _MembershipWalk(genesis, records)
+    case = _MembershipWalk(genesis, records, {*chains, *(signed.chain for signed in records)})
     case.walk_admissions()
     keys = defaultdict(set)
     for link in case.all_links():
         keys[link.node].add(link.key)
     members = _members_by_id(records, case.ranks)
-    return RoomMembership(members, case.revoked, {n: frozenset(k) for n, k in keys.items()})
+    known = {node: frozenset(seen) for node, seen in keys.items()}
+    return RoomMembership(members, case.revoked, known, case.ranks)
 
 
 class _MembershipWalk:
     """Walks the admissions from the genesis outwards, senior nodes first."""
 
-    def __init__(self, genesis: Genesis, records: list[SignedRecord]) -> None:
+    def __init__(
+        self,
+        genesis: Genesis,
+        records: list[SignedRecord],
+        chains: set[tuple[AdmissionLink, ...]],
+    ) -> None:
         self._genesis = (genesis.node, genesis.key)
-        self._links_by_issuer = self._links_issued({signed.chain for signed in records})
-        self._revocations = _revocations_by_node(records)
+        self._links_by_issuer = self._links_issued(chains)
+        self._revocations = _revocations_by_node(records, chains)
         self._parts = _standing_by_key(records)
         self._queue: list[tuple[SeniorityRank, NodeIdentity]] = []
         self._seen: set[NodeIdentity] = set()
@@ -157,9 +174,11 @@ class _MembershipWalk:
         return issued
 
 
-def _revocations_by_node(records: list[SignedRecord]) -> dict[NodeIdentity, list[SignedRecord]]:
+def _revocations_by_node(
+    records: list[SignedRecord], chains: set[tuple[AdmissionLink, ...]]
+) -> dict[NodeIdentity, list[SignedRecord]]:
     """The revocations by the node they name."""
-    links = {link for signed in records for link in signed.chain}
+    links = {link for chain in chains for link in chain}
     keys = {(link.node, link.fingerprint): link.key for link in links}
     against: dict[NodeIdentity, list[SignedRecord]] = defaultdict(list)
     for signed in records:
@@ -177,6 +196,11 @@ def _standing_by_key(records: list[SignedRecord]) -> dict[tuple[str, bytes, str]
         for signed in records
         if isinstance(signed.data, StandingRecord)
     }
+
+
+def rank_chain(chain: tuple[AdmissionLink, ...]) -> SeniorityRank:
+    """The rank that the writer of a record has by its chain, if nothing in it is revoked."""
+    return _rank_link(chain[-1], len(chain))
 
 
 def _rank_link(link: AdmissionLink, depth: int) -> SeniorityRank:

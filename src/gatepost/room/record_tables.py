@@ -10,7 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
+from gatepost.events.reserved_names import is_reserved_name
 from gatepost.room.agent_ownership import KnownOwner, OwnedAgent, choose_owner, known_owner_of
+from gatepost.room.findings import FindingClaim
 from gatepost.room.known_owners import KnownOwners
 from gatepost.room.membership import RoomMember, RoomMembership
 from gatepost.room.records import (
@@ -57,6 +59,11 @@ class RecordTable(Generic[T]):
         self.stale_ids.add(id)
         return known
 
+    def remove_record(self, signed: SignedRecord) -> None:
+        id = key_subject(signed.key)
+        self.records[id].pop((signed.key, signed.public_key), None)
+        self.stale_ids.add(id)
+
     def refresh_stale(self) -> set[str]:
         """Choose again for all stale ids; return the ids with a new result."""
         changed = {id for id in self.stale_ids if self._refresh_id(id)}
@@ -78,8 +85,10 @@ class RecordTables:
     """
 
     def __init__(self, owners: KnownOwners) -> None:
-        self.membership = RoomMembership({}, {}, {})
+        self.membership = RoomMembership({}, {}, {}, {})
         self.owners = owners
+        # (Name, writer) of claims to reserved names, until somebody asks for them.
+        self.reserved_claims: set[tuple[str, str]] = set()
         # Agents with claims that do not count, or not yet: time may change that.
         self.contested: set[str] = set()
         self.members: dict[str, RoomMember] = {}
@@ -94,8 +103,8 @@ class RecordTables:
         self.invites = RecordTable(self._choose_invite)
         self.delivery = RecordTable(self._choose_senior(DeliveryRecord))
         self.coordination = RecordTable(self._choose_coordinator)
-        self.reviews = RecordTable(self._choose_settled(ReviewRecord))
-        self.incidents = RecordTable(self._choose_settled(IncidentRecord))
+        self.reviews = RecordTable(self._choose_reports(ReviewRecord))
+        self.incidents = RecordTable(self._choose_reports(IncidentRecord))
         self.eta = RecordTable(self._choose_advice)
         self.secrets = RecordTable(self._choose_secrets)
         self.transports = RecordTable(self._choose_senior(TransportRecord))
@@ -130,7 +139,10 @@ class RecordTables:
             self.routing.stale_ids.update(self.routing.records)
             self.catalog.stale_ids.update(self.catalog.records)
             self.index.stale_ids.update(self.index.records)
-        self.index.stale_ids |= self.catalog.refresh_stale() & self.index.records.keys()
+            self.eta.stale_ids.update(self.eta.records)
+        published = self.catalog.refresh_stale()
+        self.index.stale_ids |= published & self.index.records.keys()
+        self.eta.stale_ids |= published & self.eta.records.keys()
         for table in self.by_map.values():
             table.refresh_stale()
 
@@ -152,6 +164,9 @@ class RecordTables:
 
     def _choose_agent(self, id: str, records: list[SignedRecord]) -> OwnedAgent | None:
         claims = [s for s in records if isinstance(s.data, AgentRecord) and self._writing_member(s)]
+        if is_reserved_name(id):
+            self.reserved_claims |= {(id, signed.writer) for signed in claims}
+            return None
         known = self.owners.known.get(id)
         choice = (id, claims, self.current_membership())
         owned = choose_owner(*choice, known, self.owners.is_dead)
@@ -246,29 +261,37 @@ class RecordTables:
         claims = elected if any(claim.elections for claim in own) else own
         return max(claims, key=lambda claim: claim.term, default=None)
 
-    def _choose_settled(self, type: type[S]) -> ChooseRecord[S]:
-        """The first to settle a review or an incident has decided.
+    def _choose_reports(self, type: type[S]) -> ChooseRecord[tuple[FindingClaim[S], ...]]:
+        """The claims about a review or an incident, of which findings.py chooses one.
 
         An edge node settles only a report that it alone has raised.
         """
 
-        def choose(id: str, records: list[SignedRecord]) -> S | None:
-            claims = self._claims_by_members(records, type)
+        def choose(id: str, records: list[SignedRecord]) -> tuple[FindingClaim[S], ...] | None:
+            found = [
+                FindingClaim(member.id, member.may(Act.SETTLE_ANY_REPORT), claim)
+                for member, claim in self._claims_by_members(records, type)
+            ]
             counting = [
                 claim
-                for member, claim in claims
-                if claim.settled_at is None or member.may(Act.SETTLE_ANY_REPORT) or len(claims) == 1
+                for claim in found
+                if claim.record.status == "open" or claim.is_trusted or len(found) == 1
             ]
-            settled = [claim for claim in counting if claim.settled_at is not None]
-            if settled:
-                return min(settled, key=lambda claim: (claim.settled_at, claim.settled_by or ""))
-            return counting[0] if counting else None
+            return tuple(counting) or None
 
         return choose
 
-    def _choose_advice(self, id: str, records: list[SignedRecord]) -> EtaAdviceRecord | None:
-        claims = [claim for _, claim in self._claims_by_members(records, EtaAdviceRecord)]
-        return max(claims, key=lambda claim: claim.at, default=None)
+    def _choose_advice(
+        self, id: str, records: list[SignedRecord]
+    ) -> tuple[FindingClaim[EtaAdviceRecord], ...] | None:
+        """Advice of backbone nodes, and of the gateway of the capability's owner."""
+        capability = self.catalog.chosen.get(id)
+        owner = None if capability is None else self._gateway_of(capability.owner_agent_id)
+        found = [
+            FindingClaim(member.id, member.may(Act.ADVISE_ANY_CAPABILITY), claim)
+            for member, claim in self._claims_by_members(records, EtaAdviceRecord)
+        ]
+        return tuple(claim for claim in found if claim.is_trusted or claim.writer == owner) or None
 
     def _choose_secrets(self, id: str, records: list[SignedRecord]) -> MeshSecretRecord | None:
         claims = self._claims_by_members(records, MeshSecretRecord)

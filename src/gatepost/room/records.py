@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gatepost.events import AgentId, EventId, MsgId, NodeId, Signature
-from gatepost.events.envelope import MAX_JSON_INT, EpochMs, NonNegativeInt
-from gatepost.wire import AgentRole, Tier
+from gatepost.events.envelope import MAX_JSON_INT, EpochMs, NonNegativeInt, Priority
+from gatepost.events.ids import CapabilityId, CapabilityIds, NodeIds
+from gatepost.wire.operations import AgentRole, Tier
 
 MAX_KEY_LENGTH = 257
 MAX_RECORD_BYTES = 16 * 1024
@@ -45,7 +46,6 @@ Fingerprint = Annotated[str, Meta(pattern=_FINGERPRINT, max_length=32)]
 TlsPin = Annotated[str, Meta(pattern=_TLS_PIN, max_length=64)]
 ProtocolVersion = Annotated[str, Meta(pattern=_VERSION, max_length=32)]
 SkillVersion = ProtocolVersion
-CapabilityId = AgentId
 Reference = Annotated[str, Meta(pattern=REFERENCE_PATTERN, max_length=200)]
 Title = Annotated[str, Meta(pattern=_TITLE, max_length=64)]
 WebSocketUrl = Annotated[str, Meta(pattern=_URL, max_length=360)]
@@ -55,15 +55,12 @@ MAX_EPOCH = 2**31 - 1
 Epoch = Annotated[int, Meta(ge=1, le=MAX_EPOCH)]
 # A takeover uses the highest counter seen plus one, so the limit leaves headroom above any of them.
 Counter = Annotated[int, Meta(ge=1, le=MAX_JSON_INT // 4096)]
-Priority = Annotated[int, Meta(ge=0, le=1000)]
 
-CapabilityIds = Annotated[tuple[CapabilityId, ...], Meta(max_length=64)]
 # (class, count) pairs in the order of the classes, rather than a dict: records are hashable.
 IncidentCounts = Annotated[
     tuple[tuple[Annotated[str, Meta(pattern=_CLASS, max_length=64)], NonNegativeInt], ...],
     Meta(max_length=48),
 ]
-NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
 # So many fit into a record together with the longest chain of admissions.
 MAX_STANDING = 50
 MAX_STANDING_PARTS = 200
@@ -83,6 +80,9 @@ class RoomRecord(
     """Base of all room records: immutable, camelCase, no unknown fields."""
 
 
+NodeStatus = Literal["online", "degraded", "offline"]
+
+
 class NodeRecord(RoomRecord, frozen=True, kw_only=True):
     """`nodes.<nodeId>`: a gateway. Tier, addedBy and addedAt repeat its admission.
 
@@ -93,7 +93,7 @@ class NodeRecord(RoomRecord, frozen=True, kw_only=True):
     endpoint_ws: WebSocketUrl | None = None
     tls_pin: TlsPin | None = None
     capabilities: CapabilityIds = ()
-    status: Literal["online", "degraded", "offline"]
+    status: NodeStatus
     last_heartbeat_at: EpochMs
     protocol_version: ProtocolVersion
     added_by: NodeId
@@ -298,6 +298,8 @@ class IncidentRecord(RoomRecord, frozen=True, kw_only=True):
     """`incidents.<digest of its id>@<nodeId>`: an incident that was posted to a gateway.
 
     Its detail stays in the journal of that gateway. A subject that is no reference does too.
+    Of an open incident that is over, `settled_at` is when it ended. Gateways that know no ends read
+    such a record; they would refuse one with another field.
     """
 
     id: Annotated[str, Meta(pattern=_INCIDENT_ID, max_length=220)]

@@ -36,7 +36,7 @@ def finished_records(
     room: SharedRoom, now: int, retention: RecordRetention
 ) -> list[tuple[str, str]]:
     """Map and key of this node's ended records, ready to be tombstoned."""
-    own = room.publisher.author.key.public
+    own = room.drafter.author.key.public
     return [
         (signed.map, signed.key)
         for signed in room.document
@@ -68,12 +68,14 @@ def rotate_room(
 
 def rejoin_room(room: SharedRoom, proof: EpochProof) -> SharedRoom:
     """Move the room to a later epoch on a node that was away: own records first, then a sync."""
-    own = room.publisher.author.key.public
-    return _move_room(room, proof, (s for s in room.document if s.public_key == own and s.data))
+    own = room.drafter.author.key.public
+    return _move_room(
+        room, proof, (s for s in room.document.held_records() if s.public_key == own and s.data)
+    )
 
 
 def _move_room(room: SharedRoom, proof: EpochProof, records: Iterable[SignedRecord]) -> SharedRoom:
-    drafter = room.publisher
+    drafter = room.drafter
     return SharedRoom(
         room.genesis,
         author=drafter.author,
@@ -83,6 +85,7 @@ def _move_room(room: SharedRoom, proof: EpochProof, records: Iterable[SignedReco
         leap=drafter.leap,
         node_keys=room.node_keys.identities(),
         owners=room.owners,
+        evidence=room.evidence,
     )
 
 
@@ -97,7 +100,7 @@ def _records_to_keep(
     document: RoomDocument, now: int, retention: RecordRetention
 ) -> Iterable[SignedRecord]:
     crowded = _crowded_writers(document)
-    for signed in document:
+    for signed in document.held_records():
         if signed.data is None:
             kept_ms = retention.tombstone_ms
             if signed.public_key in crowded:

@@ -1,5 +1,9 @@
 """The table of roles: the least role that may write each record, or do each act.
 
+Any member raises reviews and incidents: only it knows the tasks that its agents requested or did.
+An edge node advises on the capabilities of its own agents. How much of that is shown of one writer,
+and from when on, is in findings.py.
+
 The guard of the room, the view, the receiver and the API all ask this table. Something that a role
 may not do does not count, however well it is signed.
 
@@ -29,7 +33,7 @@ from gatepost.room.records import (
     StandingRecord,
     TransportRecord,
 )
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
 
 
 class Role(IntEnum):
@@ -47,6 +51,7 @@ class Act(StrEnum):
     OVERRIDE_OWNER = "override the owner of an agent, if that owner is dead or revoked"
     DESCRIBE_ANY_AGENT = "write routes and capabilities of agents that live elsewhere"
     SETTLE_ANY_REPORT = "settle reviews and incidents that another node raised"
+    ADVISE_ANY_CAPABILITY = "advise on capabilities of agents that live elsewhere"
     SETTLE_OWNER = "confirm one of two first claims of an agent"
     ROTATE_ROOM = "move the room to its next epoch"
 
@@ -77,6 +82,7 @@ ACTORS: dict[Act, Role] = {
     Act.OVERRIDE_OWNER: Role.BACKBONE,
     Act.DESCRIBE_ANY_AGENT: Role.BACKBONE,
     Act.SETTLE_ANY_REPORT: Role.BACKBONE,
+    Act.ADVISE_ANY_CAPABILITY: Role.BACKBONE,
     Act.SETTLE_OWNER: Role.COORDINATOR,
     Act.ROTATE_ROOM: Role.COORDINATOR,
 }
@@ -88,7 +94,7 @@ def role_of(public_key: bytes, tier: Tier, genesis_key: bytes) -> Role:
 
 
 def role_of_tier(tier: Tier) -> Role:
-    """The least role of a node of this tier, where the genesis needs no special case."""
+    """The role that the tier alone gives. `role_of` knows who coordinates besides."""
     return Role.BACKBONE if tier == "backbone" else Role.EDGE
 
 

@@ -1,4 +1,4 @@
-"""Signed records, the values of the room: signing, parsing and signature checks.
+"""Signed records, the values of the room: signing, parsing, checks of signature and role.
 
 A key holds `{"record": <canonical JSON text>, "signature": <base64>}`. The signature covers the
 text, not the value, so nothing depends on the number format of Yjs, and a JavaScript reader needs

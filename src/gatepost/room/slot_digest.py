@@ -68,7 +68,7 @@ class DigestIndex:
         return found[:MAX_SLOTS]
 
     def differing_records(self, slots: Iterable[SlotDigest]) -> list[SignedRecord]:
-        """Our records of slots where the other side has another record, and none newer."""
+        """Our records that differ from the peer's in the same slot, unless the peer's is newer."""
         found = []
         for theirs in slots:
             ours = self._buckets[theirs.client % BUCKETS].get(theirs.client)

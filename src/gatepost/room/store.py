@@ -13,6 +13,7 @@ from gatepost.journal.transaction import Tx
 from gatepost.room.admission_chain import ChainVerifier, Genesis
 from gatepost.room.agent_ownership import KnownOwner
 from gatepost.room.epoch_proof import EpochProof
+from gatepost.room.evidence import SignedTwice
 from gatepost.room.membership import NodeIdentity
 from gatepost.room.signed_record import SignedRecord, open_signed_record, parse_record
 
@@ -30,14 +31,21 @@ _SAVE_OWNER = """
 INSERT OR REPLACE INTO room_agent_owner (agent, gateway, epoch, former) VALUES (?, ?, ?, ?)
 """
 _INSERT_NODE_KEY = "INSERT OR IGNORE INTO room_node_key (node_id, public_key) VALUES (?, ?)"
-_COUNT_EVIDENCE = "SELECT count(*) FROM room_evidence WHERE public_key = ?"
+_SELECT_EVIDENCE = """
+SELECT record, signature, other_record, other_signature FROM room_evidence ORDER BY found_at
+"""
 _INSERT_EVIDENCE = """
-INSERT OR IGNORE INTO room_evidence (map, key, public_key, version, record, signature,
+INSERT INTO room_evidence (map, key, public_key, version, record, signature,
                                      other_record, other_signature, found_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-# Two records prove it; more only take space.
-_MAX_EVIDENCE = 8
+_DELETE_ALL = (
+    "DELETE FROM room_record",
+    "DELETE FROM room_node_key",
+    "DELETE FROM room_agent_owner",
+    "DELETE FROM room_evidence",
+    "DELETE FROM room",
+)
 _SELECT_RECORDS = "SELECT record, signature FROM room_record ORDER BY map, key, public_key"
 
 
@@ -66,8 +74,8 @@ def load_room_identity(tx: Tx) -> RoomIdentity | None:
 
 def delete_room(tx: Tx) -> None:
     """Forget a room that no other node has ever seen."""
-    for table in ("room_record", "room_node_key", "room_agent_owner", "room_evidence", "room"):
-        tx.execute(f"DELETE FROM {table}")
+    for sql in _DELETE_ALL:
+        tx.execute(sql)
 
 
 def save_records(tx: Tx, records: Iterable[SignedRecord]) -> None:
@@ -107,18 +115,20 @@ def save_owners(tx: Tx, owners: Mapping[str, KnownOwner | None]) -> None:
     tx.execute_many("DELETE FROM room_agent_owner WHERE agent = ?", free)
 
 
-def save_evidence(tx: Tx, known: SignedRecord, other: SignedRecord) -> None:
-    """Keep two records of one version, if there is not enough evidence against their writer."""
-    ((count,),) = tx.fetch_all(_COUNT_EVIDENCE, (known.public_key,))
-    if count < _MAX_EVIDENCE:
-        pair = (known.text, known.signature, other.text, other.signature)
-        tx.execute(_INSERT_EVIDENCE, (*known.slot_key, known.version, *pair, tx.now))
+def save_evidence(tx: Tx, proof: SignedTwice) -> None:
+    """Store the proof against a writer in place of the one that was kept before."""
+    first, second = proof.first, proof.second
+    tx.execute("DELETE FROM room_evidence WHERE public_key = ?", (first.public_key,))
+    pair = (first.text, first.signature, second.text, second.signature)
+    tx.execute(_INSERT_EVIDENCE, (*first.slot_key, first.version, *pair, tx.now))
 
 
-def find_evidence(tx: Tx, genesis: Genesis) -> list[SignedRecord]:
-    """One record of each version that was signed twice."""
-    rows = tx.fetch_all("SELECT record, signature FROM room_evidence ORDER BY found_at")
-    return [parse_record(text, signature, genesis) for text, signature in rows]
+def load_evidence(tx: Tx, genesis: Genesis) -> list[SignedTwice]:
+    """Load the proof against each writer that signed a version twice."""
+    return [
+        SignedTwice(*(parse_record(row[at], row[at + 1], genesis) for at in (0, 2)))
+        for row in tx.fetch_all(_SELECT_EVIDENCE)
+    ]
 
 
 def load_records(tx: Tx, genesis: Genesis) -> list[SignedRecord]:
@@ -153,3 +163,8 @@ def find_violations(tx: Tx, genesis: Genesis) -> Iterator[RoomViolation]:
             open_signed_record(text, signature, chains)
         except RoomViolation as error:
             yield error
+
+
+def count_records(tx: Tx) -> int:
+    ((count,),) = tx.fetch_all("SELECT count(*) FROM room_record")
+    return int(count)

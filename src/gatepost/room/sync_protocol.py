@@ -3,8 +3,8 @@
 A message is a type and its content: sync (step 1: own state vector; step 2: the updates the other
 side lacks; update), awareness, auth, and awareness query. Both sides send step 1 when they connect
 and answer the other's step 1 with step 2. Content too large for one message precedes step 2 as
-updates. Gateways also show each other the proof of a later epoch, and digests of their slots
-(slot_digest.py).
+updates. Gateways also show each other the proof of a later epoch, digests of their slots
+(slot_digest.py), and the proofs against writers (evidence.py).
 
 Later room changes are kept per peer as the set of slots to send, not as bytes. A slow peer thus
 costs no more memory than the room has keys, and receives the latest version of each key once.
@@ -19,14 +19,16 @@ from gatepost.room import awareness, lib0, slot_digest
 from gatepost.room.awareness import AwarenessEntry, RoomAwareness
 from gatepost.room.document import SlotKey
 from gatepost.room.epoch_proof import MAX_PROOF_RECORD, MAX_PROOF_SIGNATURE, EpochProof
+from gatepost.room.evidence import MAX_PROOFS, PROOF_HASH_BYTES, SignedTwice
 from gatepost.room.lib0 import Lib0Reader
+from gatepost.room.records import MAX_RECORD_BYTES
 from gatepost.room.room import RoomChange, SharedRoom
-from gatepost.room.yjs_update import MAX_UPDATE_BYTES
+from gatepost.room.yjs_update import MAX_SIGNATURE, MAX_UPDATE_BYTES
 
 SYNC, AWARENESS, AUTH, QUERY_AWARENESS = 0, 1, 2, 3
 # Between gateways only: no Yjs message has this type, so a plain Yjs reader must never get one.
 DIGEST, EPOCH = 0x60, 0x61
-BUCKET_DIGESTS, SLOT_DIGESTS = 0, 1
+BUCKET_DIGESTS, SLOT_DIGESTS, PROOF_HASHES, PROOF = 0, 1, 2, 3
 STEP_1, STEP_2, UPDATE = 0, 1, 2
 MAX_MESSAGE_BYTES = MAX_UPDATE_BYTES + 16
 MAX_DIGEST_BYTES = 64 * 1024
@@ -93,8 +95,9 @@ class SyncPeer:
         """
         places, self._slots_to_send = self._slots_to_send, {}
         said, self._entries_to_send = self._entries_to_send, {}
-        records = [s for place in places if (s := self._room.document.record_at(place)) is not None]
-        updates = self._room.document.encode_updates(records) if records else ()
+        document = self._room.document
+        served = {s.slot_key: s for place in places if (s := document.served_instead_of(place))}
+        updates = document.encode_updates(served.values()) if served else ()
         presence = [_awareness_message(list(said.values()))] if said else []
         return chain((_sync_message(UPDATE, update) for update in updates), presence)
 
@@ -103,7 +106,8 @@ class SyncPeer:
         if self._role == "dialer" or not self.synced:
             return []
         digests = self._room.document.digests.bucket_digests()
-        return [_digest_message(BUCKET_DIGESTS, slot_digest.encode_buckets(digests))]
+        buckets = _digest_message(BUCKET_DIGESTS, slot_digest.encode_buckets(digests))
+        return [buckets, self._proof_hashes()]
 
     def charge_cost(self, spent: float, now: float) -> float:
         """Note the seconds spent on a message; return the seconds to wait for the next one."""
@@ -124,9 +128,9 @@ class SyncPeer:
         if applied.origin is not self:
             self._slots_to_send |= dict.fromkeys(signed.slot_key for signed in applied.changed)
             return
-        for _, came in applied.conflicts:
-            # The peer has another record of this version, which does not count: send it ours.
-            if self._room.document.record_at(came.slot_key) is not came:
+        for _, came in (*applied.conflicts, *applied.collisions):
+            # The peer has another record, which does not count: send it ours.
+            if self._room.document.served_instead_of(came.slot_key) is not came:
                 self._slots_to_send[came.slot_key] = None
 
     def _handle_sync(self, reader: Lib0Reader) -> Iterable[bytes]:
@@ -172,14 +176,39 @@ class SyncPeer:
             reader.expect_end()
             slots = digests.slots_in(digests.differing_buckets(theirs))
             return [_digest_message(SLOT_DIGESTS, slot_digest.encode_slots(slots))] if slots else []
-        if kind != SLOT_DIGESTS:
+        if kind not in (SLOT_DIGESTS, PROOF_HASHES, PROOF):
             raise RoomViolation("unknown digest message type", rule="message")
         body = Lib0Reader(reader.read_bytes(MAX_DIGEST_BYTES))
         reader.expect_end()
+        if kind == PROOF_HASHES:
+            return self._answer_proof_hashes(body)
+        if kind == PROOF:
+            return self._take_proof(body)
         slots = slot_digest.decode_slots(body)
         body.expect_end()
         updates = self._room.document.encode_updates(digests.differing_records(slots))
         return (_sync_message(UPDATE, update) for update in updates)
+
+    def _proof_hashes(self) -> bytes:
+        hashes = self._room.evidence.hashes()
+        return _digest_message(PROOF_HASHES, lib0.encode_uint(len(hashes)) + b"".join(hashes))
+
+    def _answer_proof_hashes(self, body: Lib0Reader) -> Iterator[bytes]:
+        """Send the proofs that the peer lacks; ask it for those that we lack, if it asked first."""
+        hashes = {body.read_exactly(PROOF_HASH_BYTES) for _ in range(body.read_count(MAX_PROOFS))}
+        body.expect_end()
+        beyond = self._room.evidence.proofs_beyond(hashes)
+        messages = (_proof_message(proof) for proof in beyond)
+        is_asked = self._role == "dialer" and not hashes <= set(self._room.evidence.hashes())
+        return chain(messages, [self._proof_hashes()] if is_asked else [])
+
+    def _take_proof(self, body: Lib0Reader) -> list[bytes]:
+        records = [
+            (body.read_text(MAX_RECORD_BYTES), body.read_text(MAX_SIGNATURE)) for _ in range(2)
+        ]
+        body.expect_end()
+        self._room.accept_evidence(self._room.open_evidence(*records), self)
+        return []
 
     def _handle_epoch(self, reader: Lib0Reader) -> list[bytes]:
         proof = EpochProof(
@@ -197,6 +226,11 @@ class SyncPeer:
 
 def _digest_message(kind: int, data: bytes) -> bytes:
     return bytes((DIGEST, kind)) + lib0.encode_bytes(data)
+
+
+def _proof_message(proof: SignedTwice) -> bytes:
+    texts = (text for s in (proof.first, proof.second) for text in (s.text, s.signature))
+    return _digest_message(PROOF, b"".join(lib0.encode_text(text) for text in texts))
 
 
 def epoch_message(proof: EpochProof) -> bytes:

@@ -1,13 +1,20 @@
 """Yjs updates (version 1): strict decoding, and encoding in the one form this room uses.
 
-An update holds, per client, a run of structs with rising clocks, followed by a delete set. A struct
-is an item with content, or marks deleted content. The decoder keeps the items that hold a signed
-record, and the delete set; it skips structs of deleted content, which need no check. Any other
-content, a nested type or an unknown root map raises RoomViolation.
+A Yjs update holds, per client, a run of structs with rising clocks, followed by a delete set. This
+room writes each slot (see document.py) as one *block* of at most two structs: all clocks before the
+latest version as deleted, then that version. A block stands alone: it applies to every document in
+any state and never waits for missing structs.
 
-The encoder writes each slot (see document.py) as two structs: all clocks before the latest version
-as deleted, then that version. Each slot in an update therefore stands alone. It applies to every
-document in any state and never waits for missing structs.
+The decoder reads blocks and nothing else, so a Yjs document that applies an accepted update shows
+the records that were read from it. A struct of another kind, a gap, a reference to another struct
+than the one before, a second block of a client, a nested type, an unknown root map or a number in a
+longer form than needed raises RoomViolation.
+
+An ordinary Yjs document that relays the room writes three things more, and they are read too: a
+block that begins at the clock where the receiver's state vector ends, the delete set of all older
+versions, and a block without its record if Yjs does not show that record (it shows one writer at
+each key). They depend on clocks that the receiver has to know, so the document checks them
+(`check_item`, `check_deletes`).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -20,25 +27,30 @@ from gatepost.room.lib0 import Lib0Reader
 from gatepost.room.records import MAPS, MAX_KEY_LENGTH, MAX_RECORD_BYTES
 
 MAX_UPDATE_BYTES = 4 << 20
-MAX_STRUCTS = 100_000
 # An honest gateway sends updates of about 64 KiB, with some 200 records at most.
 MAX_RECORDS = 512
 MAX_DELETES = 200_000
+# Those without a record included.
+_MAX_BLOCKS = 100_000
 MAX_STATE_VECTOR = 400_000
-_MAX_SIGNATURE = 128
+MAX_SIGNATURE = 128
 _MAX_NAME = 64
 
-_GC, _DELETED, _ANY, _SKIP = 0, 1, 8, 10
-_KIND, _HAS_KEY, _HAS_RIGHT, _HAS_LEFT = 0x1F, 0x20, 0x40, 0x80
+_DELETED, _ANY = 1, 8
+_KIND, _HAS_KEY, _HAS_LEFT = 0x1F, 0x20, 0x80
 _OBJECT, _STRING = 118, 119
 
 DeletedRange = tuple[int, int, int]  # client, first clock, length
 
 
 class YjsItem(Struct, frozen=True):
-    """A signed record in a Yjs document; `map_key` is None if an adjacent item implies it."""
+    """A signed record in a Yjs document, and the first clock of its block.
+
+    `map_key` is None if the block does not begin at clock 0: the struct before it implies the key.
+    """
 
     client: int
+    first: int
     clock: int
     map_key: tuple[str, str] | None
     record: str
@@ -46,6 +58,8 @@ class YjsItem(Struct, frozen=True):
 
 
 class YjsUpdate(Struct, frozen=True):
+    """`deletes` are the delete set, and the clocks of blocks without a record."""
+
     items: list[YjsItem]
     deletes: list[DeletedRange]
 
@@ -65,13 +79,15 @@ def decode_update(data: bytes) -> YjsUpdate:
     """Decode an update; anything unexpected raises RoomViolation."""
     if len(data) > MAX_UPDATE_BYTES:
         raise lib0.too_large_error("an update", len(data), MAX_UPDATE_BYTES)
-    reader, items = Lib0Reader(data), list[YjsItem]()
-    left = MAX_STRUCTS
-    for _ in range(reader.read_count(MAX_STRUCTS)):
-        left -= _read_client(reader, left, items)
+    reader = Lib0Reader(data)
+    blocks = [_read_block(reader) for _ in range(reader.read_count(_MAX_BLOCKS))]
+    items = [block for block in blocks if isinstance(block, YjsItem)]
     if len(items) > MAX_RECORDS:
         raise RoomViolation(f"{len(items)} records in one update", rule="too_large")
-    deletes = _read_deletes(reader)
+    deletes = [block for block in blocks if not isinstance(block, YjsItem)]
+    if len({*(item.client for item in items), *(held[0] for held in deletes)}) < len(blocks):
+        raise _form_error("a client has two blocks")
+    deletes += _read_deletes(reader)
     reader.expect_end()
     return YjsUpdate(items, deletes)
 
@@ -121,38 +137,41 @@ def encode_state_vector(clocks: Collection[tuple[int, int]]) -> bytes:
     return lib0.encode_uint(len(clocks)) + b"".join(pairs)
 
 
-def _read_client(reader: Lib0Reader, limit: int, items: list[YjsItem]) -> int:
-    count, client, clock = reader.read_count(limit), reader.read_uint(), reader.read_uint()
-    for _ in range(count):
-        clock += _read_struct(reader, client, clock, items)
-    return count
-
-
-def _read_struct(reader: Lib0Reader, client: int, clock: int, items: list[YjsItem]) -> int:
-    """Read one struct and return the number of clocks it covers."""
-    info = reader.read_byte()
-    kind = info & _KIND
-    if kind in (_GC, _SKIP):
-        return reader.read_uint()
-    map_key = _read_map_key(reader, info)
+def _read_block(reader: Lib0Reader) -> YjsItem | DeletedRange:
+    """Read the structs of one client: deleted clocks, and then one record, or one of the two."""
+    count, client, first = reader.read_uint(), reader.read_uint(), reader.read_uint()
+    kind, map_key = _read_struct(reader, client, first)
+    clock = first
     if kind == _DELETED:
-        return reader.read_uint()
-    if kind != _ANY:
+        clock += reader.read_uint()
+        if clock == first:
+            raise _form_error("deleted clocks that are none")
+        if count == 1:
+            return client, first, clock - first
+        count -= 1
+        kind, _ = _read_struct(reader, client, clock)
+    if count != 1 or kind != _ANY or reader.read_uint() != 1:
+        raise _form_error("more than one record")
+    return YjsItem(client, first, clock, map_key, *_read_signed(reader))
+
+
+def _read_struct(reader: Lib0Reader, client: int, clock: int) -> tuple[int, tuple[str, str] | None]:
+    """Read the beginning of a struct: its kind, and map and key if it is the first of its slot."""
+    info = reader.read_byte()
+    kind, is_later = info & _KIND, clock > 0
+    if kind not in (_DELETED, _ANY):
         raise RoomViolation(
             f"content of kind {kind}; a key of this room holds one plain value", rule="content"
         )
-    count = reader.read_count(MAX_STRUCTS)
-    items += [YjsItem(client, clock + i, map_key, *_read_signed(reader)) for i in range(count)]
-    return count
+    if is_later and info == kind | _HAS_KEY | _HAS_LEFT:
+        if (reader.read_uint(), reader.read_uint()) == (client, clock - 1):
+            return kind, None
+    elif not is_later and not info & ~(_KIND | _HAS_KEY):
+        return kind, _read_map_key(reader, info)
+    raise _form_error("a struct that does not follow the one before it")
 
 
-def _read_map_key(reader: Lib0Reader, info: int) -> tuple[str, str] | None:
-    """Read root map and key; None if the struct names an adjacent item instead."""
-    adjacent = (info & _HAS_LEFT > 0) + (info & _HAS_RIGHT > 0)
-    for _ in range(adjacent):
-        reader.read_uint(), reader.read_uint()
-    if adjacent:
-        return None
+def _read_map_key(reader: Lib0Reader, info: int) -> tuple[str, str]:
     if reader.read_uint() != 1:
         raise RoomViolation("this room has no nested types", rule="nested")
     name = reader.read_text(_MAX_NAME)
@@ -168,7 +187,7 @@ def _read_signed(reader: Lib0Reader) -> tuple[str, str]:
     if reader.read_byte() != _OBJECT or reader.read_uint() != 2:
         raise _unsigned_error()
     fields = dict(_read_field(reader) for _ in range(2))
-    if fields.keys() != {"record", "signature"} or len(fields["signature"]) > _MAX_SIGNATURE:
+    if fields.keys() != {"record", "signature"} or len(fields["signature"]) > MAX_SIGNATURE:
         raise _unsigned_error()
     return fields["record"], fields["signature"]
 
@@ -178,6 +197,10 @@ def _read_field(reader: Lib0Reader) -> tuple[str, str]:
     if reader.read_byte() != _STRING:
         raise _unsigned_error()
     return name, reader.read_text(MAX_RECORD_BYTES)
+
+
+def _form_error(what: str) -> RoomViolation:
+    return RoomViolation(f"{what}; each slot is one block of its own", rule="form")
 
 
 def _unsigned_error() -> RoomViolation:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from gatepost.errors import NoRoute, UnknownAgent
+from gatepost.events.reserved_names import is_reserved_name
 from gatepost.routing.directory import RoutingDirectory, RoutingRule
 
 
@@ -41,6 +42,8 @@ def decide_route(
     offline owner keeps its mail unless a fallback can take it. Nodes in `refused` are not tried
     again. Raises UnknownAgent if the agent is unknown, and NoRoute if no node can take its mail.
     """
+    if is_reserved_name(agent):
+        raise UnknownAgent(f"{agent!r} is a name of gateways and operators: no agent has it")
     owner = find_owner(directory, me, agent, hosted)
     rule = find_rule(directory, agent, owner)
     if owner is None and rule is None and agent not in directory.agents:

@@ -2,7 +2,5 @@
 
 from gatepost.testing.clock import ManualClock
 from gatepost.testing.gateway import GatewayProcess
-from gatepost.testing.hostile import HostileIdentity, HostileNode
-from gatepost.testing.simulation import SimulatedMesh
 
-__all__ = ["GatewayProcess", "HostileIdentity", "HostileNode", "ManualClock", "SimulatedMesh"]
+__all__ = ["GatewayProcess", "ManualClock"]

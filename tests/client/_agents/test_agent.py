@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -155,6 +155,32 @@ async def test_a_work_queue_handles_the_mail_of_one_sender_at_once(
     assert sorted(begun) == [0, 1, 2, 3]
 
 
+async def test_workers_of_a_queue_share_messages_that_are_sent_at_once(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    worker = unique("worker")
+    begun: set[int] = set()
+    all_begun = asyncio.Event()
+
+    def handler_of(number: int) -> Callable[[Message], Awaitable[None]]:
+        async def handle(message: Message) -> None:
+            begun.add(number)
+            if len(begun) == 4:
+                all_begun.set()
+            await asyncio.wait_for(all_begun.wait(), 20)
+
+        return handle
+
+    async with contextlib.AsyncExitStack() as workers:
+        for number in range(4):
+            agent = running(gateway, worker, handler_of(number), concurrency=4, order="none")
+            await workers.enter_async_context(agent)
+        sent = await asyncio.gather(*(client.send(worker, n, from_="boss") for n in range(40)))
+        for each in sent:
+            assert (await client.await_outcome(each.event_id)).outcome == "ok"
+    assert begun == {0, 1, 2, 3}
+
+
 async def test_a_rejected_message_is_not_delivered_again(
     client: Client, gateway: GatewayProcess, unique: Unique
 ) -> None:
@@ -290,7 +316,8 @@ async def test_a_large_payload_is_there_when_the_turn_begins(
         return len(message.payload)
 
     async with running(gateway, bob, handle):
-        assert await client.request(bob, "x" * 200_000) == 200_000
+        for size in (200_000, 3_000_000):
+            assert await client.request(bob, "x" * size) == size
 
 
 async def test_heartbeats_keep_a_slow_turn_and_what_waits_behind_it(

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 from msgspec import Raw
 
-from gatepost import wire
 from gatepost.client._agents.agent_turns import AgentTurn, AgentTurns, TurnState
 from gatepost.client._message import Message
+from gatepost.wire.operations import LeasedMessage
 
 
 async def nothing(_: str) -> AsyncIterator[bytes]:
@@ -14,7 +14,7 @@ async def nothing(_: str) -> AsyncIterator[bytes]:
 
 
 def mail(id: str, sender: str = "a", receipt: str = "") -> Message:
-    found = wire.LeasedMessage(id, sender, "bob", Raw(b"null"), 0, 0, receipt or f"{id}.1", 10.0)
+    found = LeasedMessage(id, sender, "bob", Raw(b"null"), 0, 0, receipt or f"{id}.1", 10.0)
     return Message(found, nothing)
 
 

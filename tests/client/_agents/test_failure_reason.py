@@ -1,5 +1,6 @@
 import pytest
 
+from gatepost.client import Reject, Retry
 from gatepost.client._agents.failure_reason import failure_reason
 
 
@@ -9,6 +10,12 @@ def test_a_reason_is_type_and_message_on_one_line() -> None:
 
 def test_an_error_without_a_message_is_its_type() -> None:
     assert failure_reason(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize("kind", [Reject, Retry])
+def test_a_handler_that_fails_on_purpose_chooses_the_words(kind: type[Exception]) -> None:
+    assert failure_reason(kind("the disk is full")) == "the disk is full"
+    assert failure_reason(kind())
 
 
 def test_a_reason_is_short() -> None:
@@ -23,6 +30,7 @@ def test_a_reason_is_short() -> None:
         'password: "s3cr3t"',
         "api_key=s3cr3t",
         "invite gp1.public.s3cr3t",
+        "session gps1.public.s3cr3t",
     ],
 )
 def test_what_looks_like_a_secret_is_taken_out(text: str) -> None:

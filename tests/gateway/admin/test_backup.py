@@ -7,9 +7,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gatepost.clock import SystemClock
+from gatepost.core.state_dir import StateDir
 from gatepost.errors import BackupError, JournalLocked
 from gatepost.events import ChainHead, NodeKey, genesis_chain, verify_group
 from gatepost.gateway.admin.backup import (
@@ -19,7 +21,6 @@ from gatepost.gateway.admin.backup import (
     read_manifest,
     restore_backup,
 )
-from gatepost.gateway.state_dir import StateDir
 from gatepost.room.signed_record import MAX_VERSION
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, dump, settings
@@ -246,7 +247,7 @@ def test_open_tasks_of_a_restored_gateway_have_failed_and_others_are_as_they_wer
         body = {"description": "do it", "agent_name": "bob"}
         with client(running) as http:
             made = http.post("/api/hub/tasks", json=body)
-        return str(made.json()["tasks"][0]["id"])
+        return str(made.json()["id"])
 
     cancelled, waiting = create(), create()
     with client(running) as http:
@@ -260,3 +261,67 @@ def test_open_tasks_of_a_restored_gateway_have_failed_and_others_are_as_they_wer
     assert tasks[cancelled]["state"] == "cancelled"
     assert tasks[waiting]["state"] == "failed"
     assert tasks[waiting]["error_code"] in ("executor_lost", "rejected")
+
+
+def _write_settings(state_dir: Path) -> None:
+    (state_dir / "agents").mkdir(mode=0o700, exist_ok=True)
+    for name in ("gatepost.toml", "tls.key", "tls.crt", "policy.cedar", "agents/reviewer.json"):
+        (state_dir / name).write_text(f"# {name}\n")
+
+
+def test_a_blank_machine_gets_its_settings_and_certificate_back(
+    running: GatewayProcess, tmp_path: Path
+) -> None:
+    _write_settings(running.state_dir)
+    made = _backup(running, tmp_path / "ann.tar")
+    blank = tmp_path / "blank"
+    done = restore_backup(tmp_path / "ann.tar", settings(blank), SystemClock())
+    assert done.node_id == "ann"
+    assert done.settings == made.settings
+    assert set(made.settings) == {
+        *("gatepost.toml", "tls.key", "tls.crt", "policy.cedar", "agents/reviewer.json")
+    }
+    for name in made.settings:
+        assert (blank / name).read_text() == f"# {name}\n"
+        assert (blank / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_settings_that_are_there_stay_as_they_are(running: GatewayProcess, tmp_path: Path) -> None:
+    _write_settings(running.state_dir)
+    _backup(running, tmp_path / "ann.tar")
+    there = tmp_path / "there"
+    there.mkdir(mode=0o700)
+    (there / "gatepost.toml").write_text("mine")
+    done = restore_backup(tmp_path / "ann.tar", settings(there), SystemClock())
+    assert done.present == ("gatepost.toml",)
+    assert (there / "gatepost.toml").read_text() == "mine"
+    assert "tls.key" in done.settings
+
+
+@pytest.mark.parametrize("name", ["../x", "agents/../../x", "token", "agents/a/b", "journal.db"])
+def test_a_forged_backup_puts_no_file_elsewhere(
+    running: GatewayProcess, tmp_path: Path, name: str
+) -> None:
+    _backup(running, tmp_path / "ann.tar")
+    with (
+        tarfile.open(tmp_path / "ann.tar") as good,
+        tarfile.open(tmp_path / "forged.tar", "w") as forged,
+    ):
+        for member in good:
+            content = good.extractfile(member)
+            assert content is not None
+            body = content.read()
+            if member.name == "manifest.json":
+                manifest = msgspec.json.decode(body)
+                body = msgspec.json.encode(manifest | {"settings": [name]})
+                member.size = len(body)
+            forged.addfile(member, BytesIO(body))
+        planted = tarfile.TarInfo(f"settings/{name}")
+        planted.size = 4
+        forged.addfile(planted, BytesIO(b"evil"))
+    blank = tmp_path / "deep" / "blank"
+    blank.parent.mkdir()
+    done = restore_backup(tmp_path / "forged.tar", settings(blank), SystemClock())
+    assert done.settings == ()
+    found = [p for p in (tmp_path / "deep").rglob("*") if p.is_file() and p.read_bytes() == b"evil"]
+    assert found == []

@@ -111,6 +111,29 @@ def test_an_agent_executes_a_task_of_another_and_strangers_see_nothing(
     assert refusal(nosy.invoke("task_create", tasks=[forged])) == (403, "forbidden")
 
 
+@pytest.mark.parametrize(
+    ("held", "lacks"),
+    [((), "ansible.task.read"), (("ansible.task.read",), "ansible.task.claim")],
+)
+def test_a_task_that_its_agent_has_no_scope_to_accept_says_so(
+    host: GatewayProcess, held: tuple[str, ...], lacks: str
+) -> None:
+    worker = External(host, f"lacking-{len(held)}", READ, *held)
+    assert worker.invoke("register", agent=worker.name).is_success
+    with client(host) as http:
+        body = {"description": "add", "agent_name": worker.name}
+        task = http.post("/api/hub/tasks", json=body).json()
+        (mail,) = worker.invoke("dequeue", mailbox=worker.name).json()["messages"]
+        report = {"task_id": task["id"], "agent": worker.name, "action": "accept"}
+        refused = worker.invoke("task_report", reports=[report | {"receipt": mail["receipt"]}])
+        assert refusal(refused) == (403, "insufficient_scope") and lacks in refused.text
+        acked = worker.invoke("ack", mailbox=worker.name, receipts=[mail["receipt"]])
+        assert acked.json()["settled"] == 1
+        done = http.get(f"/api/hub/tasks/{task['id']}", params={"wait_secs": 20}).json()
+    assert (done["status"], done["error_code"]) == ("failed", "insufficient_scope")
+    assert lacks in done["error"]
+
+
 def test_the_status_has_its_own_scope(host: GatewayProcess) -> None:
     assert External(host, "eye", STATUS).invoke("status").json()["accepting"] is True
     assert refusal(External(host, "blind", READ).invoke("status")) == (403, "insufficient_scope")

@@ -14,7 +14,8 @@ from tests.gateway.tools import client
 from tests.live_mesh.tools import Gateway
 from tests.waiting import wait_until
 
-NOW = 1_800_000_000_000
+# A little in the past, so that nothing lies ahead of the clock of a gateway.
+NOW = int(time.time() * 1000) - 3_600_000
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,8 @@ def test_incidents_of_the_pipeline_are_stored_once(host: Gateway, pipeline: http
         "status": "open",
         "settled_at": None,
         "settled_by": None,
+        "ended_at": None,
+        "count": None,
     }
     assert found["counts"] == {"backlog": 1, "silent_node": 2}
     assert host.call("GET", f"/incidents?since={NOW + 1}")["incidents"] == []
@@ -87,6 +90,30 @@ def test_incidents_of_the_pipeline_are_stored_once(host: Gateway, pipeline: http
     assert host.call("GET", "/status")["incidents"] == {"backlog": 1, "silent_node": 2}
     with client(host) as http:
         assert 'gatepost_incidents_total{class="backlog"} 1.0' in http.get("/metrics").text
+
+
+def test_an_incident_posted_again_has_its_new_end_and_count(
+    host: Gateway, pipeline: httpx.Client
+) -> None:
+    def shown() -> dict[str, Any]:
+        (found,) = host.call("GET", "/incidents?class=clock_skew")["incidents"]
+        return {name: found[name] for name in ("ended_at", "count", "detail", "status")}
+
+    def post(**fields: object) -> tuple[int, int]:
+        said = incident("ends", **{"class": "clock_skew"}, **fields)
+        return stored(pipeline.post("/v1/incidents", json=[said]))
+
+    assert post(count=3, detail="3 were late") == (1, 1)
+    assert shown() == {"ended_at": None, "count": 3, "detail": "3 were late", "status": "open"}
+    assert host.call("GET", "/status")["incidents"]["clock_skew"] == 1
+    assert post(count=8, detail="8 were late", endedAt=NOW + 9) == (1, 0)
+    over = {"ended_at": NOW + 9, "count": 8, "detail": "8 were late", "status": "open"}
+    assert shown() == over
+    assert "clock_skew" not in host.call("GET", "/status")["incidents"]
+    host.call("POST", "/incidents/resolve", {"id": "pipeline:ends", "note": ""})
+    assert post(count=9, detail="9 were late", endedAt=NOW + 10) == (1, 0)
+    assert shown()["status"] == "resolved", "the operator's word stays"
+    assert (shown()["count"], shown()["ended_at"]) == (9, NOW + 10)
 
 
 def test_a_class_the_pipeline_cannot_find_is_refused(pipeline: httpx.Client) -> None:
@@ -232,6 +259,26 @@ def test_incidents_are_seen_and_resolved_at_every_gateway(
         assert missing.json()["code"] == "not_found"
 
 
+def test_an_incident_that_is_over_is_so_at_every_gateway(
+    host: Gateway, far: Gateway, pipeline: httpx.Client
+) -> None:
+    now = int(time.time() * 1000)
+    lasting = incident("far-2", raisedAt=now - 1000)
+    assert stored(pipeline.post("/v1/incidents", json=[lasting])) == (1, 1)
+
+    def shown() -> dict[str, Any]:
+        found = {each["id"]: each for each in far.call("GET", "/incidents")["incidents"]}
+        return dict(found.get("pipeline:far-2", {}))
+
+    wait_until(lambda: shown().get("status") == "open")
+    assert shown()["ended_at"] is None
+    assert stored(pipeline.post("/v1/incidents", json=[lasting | {"endedAt": now}])) == (1, 0)
+    wait_until(lambda: shown()["ended_at"] == now)
+    assert (shown()["status"], shown()["settled_at"], shown()["settled_by"]) == ("open", None, None)
+    settled = far.call("POST", "/incidents/resolve", {"id": "pipeline:far-2", "note": ""})
+    assert (settled["status"], settled["ended_at"]) == ("resolved", now)
+
+
 def test_an_edge_gateway_refuses_to_settle_what_was_posted_to_another(
     host: Gateway, pipeline: httpx.Client, tmp_path: Path
 ) -> None:
@@ -262,7 +309,7 @@ def test_an_unknown_field_of_a_report_is_named(pipeline: httpx.Client, path: str
 def test_advice_is_seen_at_every_gateway(
     host: Gateway, far: Gateway, pipeline: httpx.Client
 ) -> None:
-    told = advice(NOW + 10**6, 77) | {"capabilityId": "translate"}
+    told = advice(NOW + 10**5, 77) | {"capabilityId": "translate"}
     assert stored(pipeline.post("/v1/eta-advice", json=[told])) == (1, 1)
 
     def shown() -> dict[str, Any]:

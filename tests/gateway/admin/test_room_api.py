@@ -6,14 +6,14 @@ from typing import Any, cast
 import pytest
 
 from gatepost.gateway.admin.room_api import RoomApi
-from gatepost.gateway.api.room_views import RevokeRequest
-from gatepost.gateway.peers.record_publisher import RecordPublisher
-from gatepost.gateway.peers.room_coordinator import RoomCoordinator
-from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.room import RecordAuthor, append_admission, sign_admission
+from gatepost.room.service.record_announcer import RecordAnnouncer
+from gatepost.room.service.room_coordinator import RoomCoordinator
+from gatepost.room.service.room_replica import RoomReplica
 from gatepost.room.signed_record import sign_record
 from gatepost.testing import ManualClock
-from gatepost.wire import Tier
+from gatepost.wire.operations import Tier
+from gatepost.wire.room_views import RevokeRequest
 from tests.gateway.tools import opened
 from tests.room.sample_records import key, node, update
 
@@ -36,10 +36,10 @@ async def test_a_node_with_101_invented_admissions_is_revoked(
     async with opened(state, clock, node__id="ann") as operations:
         replica = RoomReplica(operations.core)
         await replica.found_room(lambda tx: None)
-        publisher = RecordPublisher(replica)
-        publisher.may_publish.set()
+        announcer = RecordAnnouncer(replica)
+        announcer.may_publish.set()
         unused = cast(Any, None)
-        api = RoomApi(publisher, unused, unused, RoomCoordinator(publisher), unused)
+        api = RoomApi(announcer, unused, unused, RoomCoordinator(announcer), unused)
         hub = admit(replica, "hub", "backbone", replica.author)
         for n in range(101):
             admit(replica, f"member{n}", "edge", hub)

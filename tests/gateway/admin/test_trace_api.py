@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gatepost.gateway.admin.trace_api import clock_offset, sort_steps
-from gatepost.gateway.api.report_views import JourneyStep
-from tests.gateway.monitoring.test_observer import samples
+from gatepost.wire.report_views import JourneyStep
+from tests.core.test_commit_observer import samples
 from tests.gateway.tools import client
 from tests.live_mesh.tools import Gateway, converge
 from tests.waiting import wait_until

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from gatepost.core import folder_watch
 from gatepost.errors import ConfigError, StorageFailed
 from gatepost.gateway.api import drop_folder as drop_module
-from gatepost.gateway.api import folder_watch
 from gatepost.gateway.api.drop_folder import DropFolder
 from gatepost.gateway.api.operations import Operations
 from gatepost.testing import GatewayProcess, ManualClock

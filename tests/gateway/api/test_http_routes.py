@@ -563,3 +563,56 @@ def test_a_work_queue_is_a_mailbox_without_order(http: httpx.Client, box: str) -
     assert [len(_dequeue(http, box)) for _ in range(4)] == [1, 1, 1, 0]
     (found,) = [each for each in _ok(http.get("/v1/mailboxes")) if each["name"] == box]
     assert found["order"] == "none"
+
+
+def test_operations_of_all_kinds_are_done_at_one_address(http: httpx.Client, box: str) -> None:
+    new = {"op": "enqueue", "messages": [mail("m:1", box)]}
+    assert _ok(http.post("/v1/operations", json=new))["results"][0]["queued"]
+    taken = _ok(http.post("/v1/operations", json={"op": "dequeue", "mailbox": box}))
+    assert taken["op"] == "messages"
+    ack = {"op": "ack", "mailbox": box, "receipts": _receipts(taken["messages"])}
+    assert _ok(http.post("/v1/operations", json=ack)) == {"op": "settled", "settled": 1}
+
+
+def test_operations_that_push_or_do_not_exist_are_refused(http: httpx.Client, box: str) -> None:
+    pushed = http.post("/v1/operations", json={"op": "subscribe", "mailbox": box})
+    assert "wait_secs" in _refused(pushed, 400, "invalid_request")
+    _refused(http.post("/v1/operations", json={"op": "status"}), 400, "invalid_request")
+    _refused(
+        http.post("/v1/operations", json={"op": "ack", "mailbox": "../x"}), 400, "invalid_request"
+    )
+
+
+def test_an_operation_costs_what_it_costs_over_the_websocket(
+    start: Callable[..., GatewayProcess],
+) -> None:
+    with client(start(limits__rate_per_sec=1, limits__burst=10)) as http:
+        batch = {"op": "enqueue", "messages": [mail(f"m:{n}", "box") for n in range(50)]}
+        _refused(http.post("/v1/operations", json=batch), 429, "rate_limited")
+
+
+# -- pages of other origins
+
+
+def _preflight(http: httpx.Client, origin: str) -> str | None:
+    asked = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    headers = http.options("/v1/operations", headers=asked).headers
+    allowed: str | None = headers.get("access-control-allow-origin")
+    return allowed
+
+
+def test_no_page_of_another_origin_may_call_unless_it_is_allowed(
+    http: httpx.Client, start: Callable[..., GatewayProcess]
+) -> None:
+    page = "https://app.example"
+    assert _preflight(http, page) is None
+    with client(start(room__allowed_origins=page)) as open_to_page:
+        assert _preflight(open_to_page, page) == page
+        assert _preflight(open_to_page, "https://evil.example") is None
+        for headers in ({"authorization": ""}, {"authorization": "Bearer wrong"}):
+            answer = open_to_page.get("/v1/status", headers=headers | {"origin": page})
+            _refused(answer, 401, "unauthorized")

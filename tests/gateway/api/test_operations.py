@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from gatepost.errors import InvalidRequest, PayloadTooLarge, RateLimited
 from gatepost.gateway.api.operations import Operations, operation_weight
 from gatepost.mailbox.dead_letters import DeadLetterFilter
-from gatepost.wire import (
+from gatepost.wire.frame_types import Op
+from gatepost.wire.operations import (
     Ack,
     Await,
     Dequeue,
@@ -21,7 +22,6 @@ from gatepost.wire import (
     Nack,
     NewMessage,
     NewSend,
-    Op,
     Operation,
     Peek,
     PeekDeadLetter,

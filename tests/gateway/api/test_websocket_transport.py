@@ -205,7 +205,7 @@ def test_no_token_or_a_wrong_one_is_refused_before_the_handshake(gateway: Gatewa
 
 def test_all_operations_have_answers_of_their_own(gateway: GatewayProcess, box: str) -> None:
     with websocket(gateway) as frames:
-        assert frames.ask("register", agent=box)["op"] == "done"
+        assert frames.ask("register", agent=box)["op"] == "registered"
         new = {"from_agent": "al", "to_agent": box, "payload": 1}
         (sent,) = frames.ask("send", messages=[new])["results"]
         awaited = frames.ask("await", event_id=sent["event_id"], wait_secs=0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatepost.config import AlertsSettings as Settings
-from gatepost.gateway.core import Core
+from gatepost.core.gateway_core import Core
 from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts, BacklogKey, GrowthDetector
 from gatepost.journal import Tx
 from gatepost.mailbox import NewMail

@@ -3,10 +3,13 @@
 import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
+from gatepost.errors import ConfigError
+from gatepost.gateway.monitoring import logs
 from gatepost.gateway.monitoring.logs import (
     JsonFormatter,
     RepeatFilter,
@@ -89,6 +92,26 @@ def test_the_text_of_an_exception_looks_like_no_line_of_the_log() -> None:
 
 def test_a_line_has_a_longest_length() -> None:
     assert len(clean_line("x" * 1_000_000)) < 5000
+
+
+def test_a_log_file_is_private_and_renewed_before_it_fills_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_MAX_FILE_BYTES", 1000)
+    file = tmp_path / "gateway.log"
+    handler = logs.PrivateLogFile(file)
+    for number in range(1000):
+        handler.emit(logging.makeLogRecord({"msg": f"line {number}"}))
+    handler.close()
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == ["gateway.log", "gateway.log.1", "gateway.log.2", "gateway.log.3"]
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+def test_a_log_file_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"log\.file: .* cannot be written"):
+        logs.configure_logging("info", "json", tmp_path / "missing" / "gateway.log")
 
 
 def test_a_warning_that_strangers_cause_is_logged_once_a_minute() -> None:

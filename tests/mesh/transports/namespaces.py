@@ -1,6 +1,5 @@
 """Network namespaces for tests: two machines on one, joined by a cable that can be cut."""
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -13,15 +12,6 @@ from queue import Empty, Queue
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[3]
-_INSTALL_SECS = 90
-
-
-def install_packages(*packages: str) -> None:
-    """Install packages of Debian where that is possible; nothing is said where it is not."""
-    if os.geteuid() == 0 and shutil.which("apt-get") is not None:
-        install = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(install, capture_output=True, check=False, timeout=_INSTALL_SECS)
 
 
 def missing_for_namespaces(*tools: str) -> str:

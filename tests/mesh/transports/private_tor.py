@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.mesh.transports.namespaces import install_packages
-
 _AUTHORITIES, _RELAYS = 3, 3
 _COMMON = """
 TestingTorNetwork 1
@@ -36,10 +34,8 @@ DisableDebuggerAttachment 0
 
 
 def missing_for_tor() -> str:
-    """Why this machine cannot run a Tor network; empty if it can. Root installs what is missing."""
+    """Why this machine cannot run a Tor network; empty if it can."""
     tools = ("tor", "tor-gencert")
-    if any(shutil.which(tool) is None for tool in tools):
-        install_packages("tor")
     lacking = [tool for tool in tools if shutil.which(tool) is None]
     return f"{', '.join(lacking)} not installed" if lacking else ""
 

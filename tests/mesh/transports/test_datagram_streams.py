@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from gatepost.mesh.transport import MAX_DATAGRAM_BYTES
 from gatepost.mesh.transports import datagram_streams
 from gatepost.mesh.transports.datagram_streams import (
     DatagramStreams,
     Streams,
     encode_frame,
 )
-from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES
 from tests.waiting import async_wait_until
 
 Received = list[tuple[bytes, str]]

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from gatepost.errors import TransportUnavailable
-from gatepost.mesh.transports.transport import MAX_DATAGRAM_BYTES, DatagramTransport
+from gatepost.mesh.transport import MAX_DATAGRAM_BYTES, DatagramTransport
 from gatepost.mesh.transports.udp import UdpTransport
 from tests.waiting import async_wait_until
 

@@ -1,14 +1,21 @@
 """`gatepost agent`: adds, lists, claims, invites and removes agents."""
 
+import os
 import time
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
 from gatepost.cli import output
-from gatepost.cli.gateway_api import CliGateway
+from gatepost.cli.gateway_api import CliGateway, choose_context_name
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
-from gatepost.cli.problems import ExitCode
+from gatepost.cli.problems import ExitCode, usage_problem
 from gatepost.events import Order, check_agent_id
-from gatepost.gateway.api.room_views import (
+from gatepost.wire.gateway_views import AgentInfo, MailboxCounts
+from gatepost.wire.operations import AgentRole, Count, Done
+from gatepost.wire.room_views import (
     AgentInviteResult,
     AgentInviteView,
     AgentSessionView,
@@ -16,7 +23,6 @@ from gatepost.gateway.api.room_views import (
     ExternalAgentList,
     RoomAgentView,
 )
-from gatepost.wire import AgentInfo, AgentRole, Count, MailboxCounts
 
 _DEFAULT_SCOPES = ("ansible.message.read", "ansible.message.send", "ansible.status.read")
 
@@ -69,6 +75,85 @@ def _hint_problem(agent: AgentInfo) -> None:
         output.print_hint(f"{agent.id}: {agent.problem}")
 
 
+def run_agent(
+    name: str,
+    /,
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    concurrency: Annotated[int, Parameter(validator=Number(gte=1, lte=256))] = 4,
+    time_limit: Annotated[float, Parameter(validator=Number(gt=0, lte=86_400))] = 300.0,
+    order: Order | None = None,
+    text: Flag = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Run a command for each message to an agent, and reply with its output.
+
+    The command reads the payload on standard input. If it exits with 0, its
+    output is the reply: JSON if it is JSON, else text; without output there is
+    none. If it fails, the turn fails, with the last line on standard error as its
+    reason, and is tried again later. These variables tell it about the message:
+    GATEPOST_MESSAGE_ID, GATEPOST_SENDER, GATEPOST_CORRELATION_ID, GATEPOST_KIND,
+    GATEPOST_ATTEMPT and GATEPOST_PAYLOAD, which is text, json or bytes. SIGTERM or
+    Ctrl-C lets running commands end.
+
+    For example:
+
+      gatepost agent run upper -- tr a-z A-Z
+      gatepost agent run reviewer --concurrency 2 --time-limit 600 -- ./review.sh
+      gatepost agent run ci-bot --context vps -- ./handler.sh
+
+    Parameters
+    ----------
+    name
+        The agent's name.
+    command
+        The program and its arguments, after --.
+    concurrency
+        Messages at a time. Those of one sender are handled in order.
+    time_limit
+        Seconds until a command is ended and its turn fails.
+    order
+        none: the mailbox is a work queue, whose messages of one sender are handled together.
+    text
+        Reply with text even if the output is JSON.
+    """
+    from gatepost.cli.handler_command import (
+        GRACE_SECS,
+        HandlerCommand,
+        check_program,
+        handler_environment,
+    )
+    from gatepost.client import Agent
+
+    if not command:
+        raise usage_problem("name the command after --: gatepost agent run NAME -- COMMAND")
+    if (problem := check_program(command[0])) is not None:
+        raise usage_problem(problem)
+    context = choose_context_name(options, os.environ)
+    where: dict[str, Any] = {
+        "state_dir": options.state_dir,
+        "url": options.url,
+        "token_file": options.token_file,
+        "context": context,
+    }
+    handler = HandlerCommand(
+        command,
+        handler_environment(os.environ, **where),
+        time_limit=time_limit,
+        concurrency=concurrency,
+        as_text=text,
+    )
+    agent = Agent(
+        check_agent_id(name),
+        **where,
+        concurrency=concurrency,
+        stop_timeout=time_limit + 2 * GRACE_SECS,
+        order=order,
+    )
+    agent.on_message(handler.handle_message)
+    agent.run()
+    return ExitCode.OK
+
+
 def claim_agent(
     name: AgentName,
     /,
@@ -107,6 +192,52 @@ def claim_agent(
     if claimed.asked:
         text += ", which was asked for it and has not answered yet"
     output.print_result(options, claimed, lambda: output.print_line(text))
+
+
+def alias_agent(
+    name: AgentName | None = None,
+    alias: AgentName | None = None,
+    /,
+    *,
+    remove: AgentName | None = None,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """Give an agent another name for senders, list these names, or remove one.
+
+    Messages and tasks that are sent at this gateway to an alias go to its agent. An
+    alias is not an identity: no agent registers, sends or takes mail under it.
+
+    For example:
+
+      gatepost agent alias code-reviewer reviewer
+      gatepost agent alias
+      gatepost agent alias --remove reviewer
+
+    Parameters
+    ----------
+    name
+        The agent. Without it, all aliases are listed.
+    alias
+        Its other name.
+    remove
+        The alias to remove.
+    """
+    if (name is None) != (alias is None) or (name is not None and remove is not None):
+        raise usage_problem("give an agent and an alias, or --remove and an alias, or nothing")
+    with options.find_gateway() as gateway:
+        if name is not None and alias is not None:
+            gateway.put(f"{_agent_path(name)}/aliases/{check_agent_id(alias)}", dict[str, str])
+        if remove is not None:
+            gateway.delete(f"/v1/aliases/{check_agent_id(remove)}", Done)
+        found = gateway.get("/v1/aliases", dict[str, str])
+    output.print_result(options, found, lambda: _print_aliases(found))
+
+
+def _print_aliases(found: dict[str, str]) -> None:
+    if not found:
+        output.print_line("no agent has an alias")
+        return
+    output.print_table(("Alias", "Agent"), sorted(found.items()))
 
 
 def give_agent(name: AgentName, node: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
@@ -254,7 +385,8 @@ def invite_agent(
         invited = gateway.post("/ansible/agent/invites", body, AgentInviteResult)
     output.print_result(options, invited, lambda: output.print_line(invited.invite_token))
     output.print_hint(
-        "the agent exchanges it once for a session: POST /ansible/agent/auth/exchange"
+        "it works once: the agent's machine keeps it with"
+        " `gatepost context add NAME URL --token-file -`"
     )
 
 

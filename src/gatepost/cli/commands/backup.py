@@ -1,7 +1,7 @@
 """`gatepost backup` and `gatepost restore`: the whole state of a gateway in one file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -9,6 +9,9 @@ from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions, YesOption
 from gatepost.cli.problems import ExitCode
 from gatepost.cli.settings import load_settings
+
+if TYPE_CHECKING:
+    from gatepost.gateway.admin.backup import RestoreResult
 
 StateDirOption = Annotated[
     Path | None,
@@ -21,8 +24,9 @@ def back_up_gateway(
 ) -> None:
     """Back up the gateway's state into one file.
 
-    The gateway may keep running. The file holds a consistent copy of the journal,
-    the large payloads, and the node's key: keep it as safe as the key.
+    The gateway may keep running. The file holds a consistent copy of the journal, the
+    large payloads and the node's key, and the settings, the certificate, the agents, the
+    policy and the secrets that are in the state directory: keep it as safe as the keys.
 
     For example:
 
@@ -34,8 +38,8 @@ def back_up_gateway(
         The file to write; it must not exist yet.
     """
     from gatepost.clock import SystemClock
+    from gatepost.core.state_dir import StateDir
     from gatepost.gateway.admin.backup import create_backup
-    from gatepost.gateway.state_dir import StateDir
 
     state = StateDir(load_settings(state_dir).node.state_dir)
     made = create_backup(state, file.absolute(), SystemClock())
@@ -61,7 +65,8 @@ def restore_gateway(
     The gateway forgets its actions since the backup, so nothing may run twice:
     waiting mail becomes dead letters, to be released with `gatepost dlq replay`;
     open invites are void; peers give up messages they sent here since. An existing
-    journal is moved aside, not removed.
+    journal is moved aside, not removed. Settings and other files of the operator are
+    put back where there are none.
 
     For example:
 
@@ -84,19 +89,21 @@ def restore_gateway(
     if not output.confirm_action(question, yes, options):
         return ExitCode.FAILED
     done = put_back(file, settings, SystemClock())
-    output.print_result(
-        options, done, lambda: _print_restored(done.dead_letters, done.in_doubt, done.kept_in)
-    )
+    output.print_result(options, done, lambda: _print_restored(done))
     return ExitCode.OK
 
 
-def _print_restored(dead_letters: int, in_doubt: int, kept_in: str | None) -> None:
-    output.print_line("restored; start the gateway with `gatepost up`")
-    if dead_letters:
-        count = output.format_count(dead_letters, "message")
+def _print_restored(done: "RestoreResult") -> None:
+    output.print_line(f"node {done.node_id} is restored; start the gateway with `gatepost up`")
+    if done.settings:
+        output.print_line(f"put back: {', '.join(done.settings)}")
+    if done.present:
+        output.print_line(f"left as they are: {', '.join(done.present)}")
+    if done.dead_letters:
+        count = output.format_count(done.dead_letters, "message")
         output.print_line(f"{count} that waited may be processed already: see `gatepost dlq list`")
-    if in_doubt:
-        count = output.format_count(in_doubt, "message")
+    if done.in_doubt:
+        count = output.format_count(done.in_doubt, "message")
         output.print_line(f"{count} in flight: the receiving gateways are asked for their outcome")
-    if kept_in is not None:
-        output.print_line(f"the journal that was here is in {kept_in}")
+    if done.kept_in is not None:
+        output.print_line(f"the journal that was here is in {done.kept_in}")

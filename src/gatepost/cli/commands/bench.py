@@ -10,6 +10,7 @@ from cyclopts.validators import Number
 from gatepost import config
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
+from gatepost.cli.problems import usage_problem
 from gatepost.cli.spark_jobs import require_pipeline
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def bench_pipes(
     outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=2500))] = 512,
     size: Annotated[int, Parameter(validator=Number(gte=32, lte=60_000))] = 512,
     singles: PositiveInt = 500,
+    backlog: PositiveInt | None = None,
+    fallbacks: Annotated[bool, Parameter(negative=())] = False,
     state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
@@ -84,6 +87,7 @@ def bench_pipes(
 
       gatepost bench pipes
       gatepost bench pipes --messages 10000 --json
+      gatepost bench pipes --backlog 80000 --fallbacks
 
     Parameters
     ----------
@@ -95,6 +99,11 @@ def bench_pipes(
         Bytes of each payload.
     singles
         Number of messages for latency, sent one at a time.
+    backlog
+        Measure instead how this number of messages, which waited for a gateway that was away,
+        reaches the agent when the gateway comes back.
+    fallbacks
+        Give the agent of the backlog a fallback, so that each message is an offer.
     state_dir
         Directory for the measured gateways; it decides which disk is measured.
         Default: $GATEPOST_HOME, else ~/.gatepost.
@@ -104,6 +113,9 @@ def bench_pipes(
     from gatepost.bench import pipes as measured
 
     home = _bench_folder(state_dir)
+    if backlog is not None:
+        _bench_backlog(home, backlog, outstanding, size, fallbacks, options)
+        return
     output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
     result = measured.bench_pipes(
         home, measured.PipesBenchOptions(messages, outstanding, size, singles)
@@ -160,15 +172,17 @@ def bench_tasks(
 def bench_hostile(
     *,
     connections: PositiveInt = 2000,
+    sessions: Annotated[int, Parameter(validator=Number(gte=1, lte=50))] = 2,
     agents: Annotated[int, Parameter(validator=Number(gte=2, lte=500))] = 50,
     secs: Annotated[float, Parameter(validator=Number(gte=1, lte=3600))] = 15.0,
     state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Measure how long agents wait while strangers crowd their gateway.
+    """Measure how long agents wait while strangers, and then sessions, crowd their gateway.
 
     Starts a fresh gateway on the disk of the state directory. The strangers idle, send heads,
-    bodies and garbage, guess tokens and begin WebSockets, all from this machine.
+    bodies and garbage, guess tokens and begin WebSockets, all from this machine. The sessions do
+    the like at their sockets, over 700 connections each.
 
     For example:
 
@@ -179,10 +193,12 @@ def bench_hostile(
     ----------
     connections
         Number of hostile connections at a time.
+    sessions
+        Number of hostile sessions.
     agents
         Number of agents that send messages to each other.
     secs
-        Length of each of the two measurements.
+        Length of each of the three measurements.
     state_dir
         Directory for the measured gateway; it decides which disk is measured.
         Default: $GATEPOST_HOME, else ~/.gatepost.
@@ -193,8 +209,49 @@ def bench_hostile(
 
     home = _bench_folder(state_dir)
     output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
-    wanted = measured.HostileBenchOptions(connections, agents, secs=secs)
+    wanted = measured.HostileBenchOptions(connections, sessions, agents=agents, secs=secs)
     result = measured.bench_hostile(home, wanted)
+    console = Console(highlight=False)
+    output.print_result(options, result, lambda: console.print(measured.render_result(result)))
+
+
+def bench_doors(
+    *,
+    calls: PositiveInt = 500,
+    sessions: PositiveInt = 200,
+    wait: Annotated[float, Parameter(validator=Number(gte=1, lte=45))] = 20.0,
+    state_dir: Path | None = None,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Measure tool calls of MCP beside plain operations, and the cost of sessions that wait.
+
+    Starts a fresh gateway on the disk of the state directory. It needs the extra:
+    pip install 'gatepost[mcp]'
+
+    For example:
+
+      gatepost bench doors
+      gatepost bench doors --calls 100 --sessions 50 --json
+
+    Parameters
+    ----------
+    calls
+        Number of sends over the WebSocket, and as many through each way to call a tool.
+    sessions
+        Number of sessions that wait for mail at the same time.
+    wait
+        Seconds for which their cost is measured.
+    state_dir
+        Directory for the measured gateway; it decides which disk is measured.
+        Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import doors as measured
+
+    home = _bench_folder(state_dir)
+    output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
+    result = measured.bench_doors(home, measured.DoorsBenchOptions(calls, sessions, wait))
     console = Console(highlight=False)
     output.print_result(options, result, lambda: console.print(measured.render_result(result)))
 
@@ -250,7 +307,12 @@ def bench_mesh(
 def bench_pipeline(
     *,
     events: Annotated[list[PositiveInt] | None, Parameter(consume_multiple=True)] = None,
-    nodes: PositiveInt = 8,
+    nodes: PositiveInt | None = None,
+    hours: PositiveInt | None = None,
+    engines: Annotated[
+        list[Literal["local", "sql"]] | None, Parameter(consume_multiple=True)
+    ] = None,
+    segments: PositiveInt | None = None,
     master: str = "local[*]",
     shape: Literal["one-sender", "many-nodes"] | None = None,
     folder: Path | None = None,
@@ -265,7 +327,9 @@ def bench_pipeline(
 
       gatepost bench pipeline
       gatepost bench pipeline --events 1000000 --json
+      gatepost bench pipeline --events 10000000 --hours 168 --engines local sql
       gatepost bench pipeline --shape one-sender --master spark://host:7077
+      gatepost bench pipeline --shape many-nodes --nodes 3000 --segments 100
 
     Parameters
     ----------
@@ -273,7 +337,13 @@ def bench_pipeline(
         Number of events in the archive; several numbers measure several sizes. Default: 10 and 50
         million.
     nodes
-        Number of gateways in the archive.
+        Number of gateways in the archive. Default: 8, or that of the shape.
+    hours
+        Hours that the events span. Default: about one event a second and node, a week at most.
+    engines
+        Engines to make the same tables with, beside Spark with kernels.
+    segments
+        With --shape: segments of each node that sends.
     master
         Spark master.
     shape
@@ -288,23 +358,57 @@ def bench_pipeline(
 
     home = _bench_folder(folder)
     if shape is not None:
-        _bench_shape(home, shape, master, options)
+        if events or hours or engines:
+            raise usage_problem("--shape takes --nodes and --segments alone")
+        _bench_shape(home, shape, (nodes, segments), master, options)
         return
-    sizes = tuple(events) if events else measured.PipelineBenchOptions().sizes
-    wanted = measured.PipelineBenchOptions(sizes, nodes, master)
+    if segments:
+        raise usage_problem("--segments is for --shape")
+    known = measured.PipelineBenchOptions()
+    sizes = tuple(events) if events else known.sizes
+    wanted = measured.PipelineBenchOptions(
+        sizes, nodes or known.nodes, master, hours, tuple(engines or ())
+    )
     with require_pipeline():
         result = measured.bench_pipeline(home, wanted, output.print_hint)
     console = Console(highlight=False)
     output.print_result(options, result, lambda: console.print(measured.render_result(result)))
 
 
-def _bench_shape(folder: Path, shape: str, master: str, options: OutputOptions) -> None:
+def _bench_backlog(
+    folder: Path,
+    messages: int,
+    outstanding: int,
+    size: int,
+    fallbacks: bool,
+    options: OutputOptions,
+) -> None:
+    from rich.console import Console
+
+    from gatepost.bench import backlog
+
+    output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
+    result = backlog.bench_backlog(
+        folder, backlog.BacklogOptions(messages, size, outstanding, fallbacks)
+    )
+    console = Console(highlight=False)
+    output.print_result(options, result, lambda: console.print(backlog.render_backlog(result)))
+
+
+def _bench_shape(
+    folder: Path,
+    name: str,
+    size: tuple[int | None, int | None],
+    master: str,
+    options: OutputOptions,
+) -> None:
     from rich.console import Console
 
     from gatepost.bench import pipeline_shapes
 
     with require_pipeline():
-        result = pipeline_shapes.measure_shape(folder, shape, master, output.print_hint)
+        shape = pipeline_shapes.shape_named(name, *size)
+        result = pipeline_shapes.measure_shape(folder, name, master, output.print_hint, shape)
     console = Console(highlight=False)
     shown = pipeline_shapes.render_shape(result)
     output.print_result(options, result, lambda: console.print(shown))

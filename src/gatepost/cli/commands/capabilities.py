@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
-from gatepost.capability_wire import CapabilityHealth, CapabilityView
 from gatepost.cli import output
-from gatepost.cli.commands.incidents import LimitOption, list_reviews
 from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
 from gatepost.cli.problems import usage_problem
+from gatepost.durations import format_duration
+from gatepost.wire.capabilities import CapabilityHealth, CapabilityView
 
 _PATH = "/v1/capabilities"
 _COLUMNS = ("Capability", "Version", "Owner", "Eligible", "ETA", "Status")
@@ -20,9 +19,18 @@ _INSTALL_COLUMNS = ("Agent", "Version", "Skill", "Since", "Error")
 
 
 class _CapabilityFile(Struct):
-    """The one field of the file that the command itself needs."""
+    """The one field of the file that the command itself needs, in both spellings."""
 
-    capability_id: str
+    capability_id: str = ""
+    capability_id_camel: str = field(default="", name="capabilityId")
+
+    def __post_init__(self) -> None:
+        if bool(self.capability_id) == bool(self.capability_id_camel):
+            raise ValueError("it needs one `capability_id`")
+
+    @property
+    def id(self) -> str:
+        return self.capability_id or self.capability_id_camel
 
 
 def publish_capability(file: Path, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
@@ -32,7 +40,8 @@ def publish_capability(file: Path, /, *, options: GatewayOptions = DEFAULT_OPTIO
     `owner_agent_id`, `delegation_skill` and `executor_skill` (each with `ref` and
     `version`), `default_eta_seconds`, and a `contract` with JSON Schemas for
     `input` and `output`; optionally `progress_seconds`, `max_attempts`, `escalation`,
-    `eligible_agent_ids` and `status`. All other agents are asked to install the
+    `eligible_agent_ids` and `status`. camelCase and the names of the catalog, such as
+    `executorSkillRef`, do too. All other agents are asked to install the
     delegation skill.
 
     For example:
@@ -46,7 +55,7 @@ def publish_capability(file: Path, /, *, options: GatewayOptions = DEFAULT_OPTIO
     """
     try:
         content = file.read_bytes()
-        id = msgspec.json.decode(content, type=_CapabilityFile).capability_id
+        id = msgspec.json.decode(content, type=_CapabilityFile).id
     except OSError as error:
         raise usage_problem(f"{file} cannot be read: {error.strerror}") from None
     except msgspec.MsgspecError as error:
@@ -54,6 +63,8 @@ def publish_capability(file: Path, /, *, options: GatewayOptions = DEFAULT_OPTIO
     with options.find_gateway() as gateway:
         shown = gateway.put(f"{_PATH}/{quote_segment(id)}", CapabilityView, Raw(content))
     text = f"{shown.capability_id} {shown.version} is published for {shown.owner_agent_id}"
+    if shown.note:
+        text = f"{text}\n{shown.note}"
     output.print_result(options, shown, lambda: output.print_line(text))
 
 
@@ -97,35 +108,12 @@ def _print_list(found: Sequence[CapabilityView]) -> None:
             each.version,
             each.owner_agent_id,
             ", ".join(each.eligible_agent_ids),
-            output.format_duration(each.default_eta_seconds),
+            format_duration(each.default_eta_seconds),
             each.status,
         )
         for each in found
     ]
     output.print_table(_COLUMNS, rows)
-
-
-def list_capability_reviews(
-    *,
-    status: Literal["open", "resolved", "dismissed", "all"] = "open",
-    limit: LimitOption = 100,
-    options: GatewayOptions = DEFAULT_OPTIONS,
-) -> None:
-    """List reviews of capabilities that misfired, newest first.
-
-    For example:
-
-      gatepost capability reviews
-      gatepost capability reviews --status all
-
-    Parameters
-    ----------
-    status
-        Only reviews with this status.
-    limit
-        Maximum number of reviews.
-    """
-    list_reviews(status=status, limit=limit, options=options)
 
 
 def show_health(capability: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:

@@ -22,7 +22,8 @@ from gatepost.cli.letters import (
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
 from gatepost.cli.problems import usage_problem
 from gatepost.cli.progress_bar import ProgressBar
-from gatepost.wire import DeadLetter, DeadLetters, EnqueueAck, Enqueued, MailboxCounts
+from gatepost.wire.gateway_views import MailboxCounts
+from gatepost.wire.operations import DeadLetter, DeadLetters, EnqueueAck, Enqueued
 
 SenderOption = Annotated[str | None, Parameter(help="Only dead letters from this agent.")]
 ReasonContainsOption = Annotated[
@@ -122,7 +123,8 @@ def _print_dead_letters(found: Sequence[DeadLetter]) -> None:
     ]
     replayed = any(letter.replayed_as for letter in found)
     columns = len(_COLUMNS) if replayed else len(_COLUMNS) - 1
-    output.print_table(_COLUMNS[:columns], [row[:columns] for row in rows])
+    subjects = [letter.subject for letter in found]
+    output.print_messages(_COLUMNS[:columns], [row[:columns] for row in rows], subjects)
 
 
 def show_dead_letter(
@@ -148,6 +150,7 @@ def show_dead_letter(
 
 def _print_dead_letter(letter: DeadLetter) -> None:
     facts = {
+        "subject": letter.subject or "",
         "sent": output.format_ago(letter.created_at * 1000),
         "failed": f"{output.format_ago(letter.failed_at * 1000)}, {_attempts_text(letter)}",
         "reason": letter.reason,

@@ -8,11 +8,15 @@ from cyclopts.validators import Number
 
 from gatepost.cli import output
 from gatepost.cli.gateway_api import quote_segment
-from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
-from gatepost.gateway.api.report_views import (
+from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions, YesOption
+from gatepost.cli.problems import ExitCode, usage_problem
+from gatepost.durations import format_duration
+from gatepost.wire.operations import Count
+from gatepost.wire.report_views import (
     EtaAdviceView,
     IncidentDecision,
     IncidentPage,
+    IncidentSweep,
     IncidentView,
     ReviewDecision,
     ReviewView,
@@ -32,16 +36,22 @@ def list_incidents(
     ] = None,
     limit: LimitOption = 100,
     resolve: str | None = None,
-    note: Annotated[str, Parameter(help="With --resolve: a note for the audit log.")] = "",
+    resolve_all: Flag = False,
+    older: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
+    note: Annotated[str, Parameter(help="When resolving: a note for the audit log.")] = "",
+    yes: YesOption = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
-) -> None:
-    """List incidents, newest first, or resolve one.
+) -> int:
+    """List incidents, newest first, or resolve some.
+
+    The pipeline says when an incident that it found was over.
 
     For example:
 
       gatepost incidents
       gatepost incidents --since 3600 --class dead_letter
       gatepost incidents --resolve pipeline:silent_node:bob --note "back again"
+      gatepost incidents --resolve-all --class link_error --older 86400
 
     Parameters
     ----------
@@ -49,15 +59,42 @@ def list_incidents(
         Only incidents of the last SINCE seconds.
     resolve
         The id of an incident that was dealt with, here or on another gateway of the room.
+    resolve_all
+        Resolve all open incidents, or those that --class and --older choose.
+    older
+        With --resolve-all: only incidents raised more than OLDER seconds ago.
     """
+    if older is not None and not resolve_all:
+        raise usage_problem("--older goes with --resolve-all")
     if resolve is not None:
         _resolve_incident(resolve, note, options)
-        return
+        return ExitCode.OK
+    if resolve_all:
+        return _resolve_incidents(class_, older, note, yes, options)
     start = None if since is None else int((time.time() - since) * 1000)
     wanted: dict[str, object] = {"since": start, "class": class_, "limit": limit}
     with options.find_gateway() as gateway:
         found = gateway.get("/v1/incidents", IncidentPage, 0.0, **wanted)
     output.print_result(options, found, lambda: _print_incidents(found))
+    return ExitCode.OK
+
+
+def _resolve_incidents(
+    class_: str | None, older: float | None, note: str, yes: bool, options: GatewayOptions
+) -> int:
+    chosen = f"open incidents of class {class_}" if class_ else "open incidents"
+    if older is not None:
+        chosen += f" raised more than {format_duration(older)} ago"
+    if not output.confirm_action(f"Resolve all {chosen}?", yes, options):
+        return ExitCode.FAILED
+    before = None if older is None else int((time.time() - older) * 1000)
+    with options.find_gateway() as gateway:
+        done = gateway.post(
+            "/v1/incidents/resolve-all", IncidentSweep(class_, before, note), Count, wait=60
+        )
+    text = f"{output.format_count(done.count, 'incident')} resolved"
+    output.print_result(options, done, lambda: output.print_line(text))
+    return ExitCode.OK
 
 
 def _resolve_incident(id: str, note: str, options: GatewayOptions) -> None:
@@ -71,22 +108,29 @@ def _print_incidents(found: IncidentPage) -> None:
         output.print_line("no matching incidents")
         return
     output.print_table(
-        ("When", "Class", "Subject", "Detail", "Seen by", "Status", "Id"),
+        ("When", "Class", "Subject", "Detail", "Count", "Seen by", "Status", "Id"),
         [
             (
                 output.format_time(i.raised_at),
                 i.class_,
                 i.subject,
                 i.detail,
+                "" if i.count is None else i.count,
                 i.source,
-                i.status,
+                _status_text(i),
                 i.id,
             )
             for i in found.incidents
         ],
     )
     counts = ", ".join(f"{count} {name}" for name, count in found.counts.items())
-    output.print_hint(f"In all: {counts}")
+    output.print_hint(f"Open, and not over: {counts or 'none'}")
+
+
+def _status_text(incident: IncidentView) -> str:
+    if incident.status != "open" or incident.ended_at is None:
+        return incident.status
+    return f"over since {output.format_time(incident.ended_at)}"
 
 
 def list_reviews(
@@ -191,9 +235,9 @@ def _print_eta_advice(found: list[EtaAdviceView]) -> None:
         [
             (
                 each.capability_id,
-                output.format_duration(each.p50_secs),
-                output.format_duration(each.p95_secs),
-                output.format_duration(each.recommended_eta_seconds),
+                format_duration(each.p50_secs),
+                format_duration(each.p95_secs),
+                format_duration(each.recommended_eta_seconds),
                 each.samples,
                 output.format_time(each.at),
             )

@@ -10,10 +10,10 @@ from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
 from gatepost.cli.problems import CommandProblem, usage_problem
 from gatepost.clock import SystemClock
+from gatepost.core.state_dir import StateDir, read_or_create
 from gatepost.errors import ConfigError
 from gatepost.files import write_file_atomically
-from gatepost.gateway.state_dir import StateDir, read_or_create
-from gatepost.tls import create_certificate, create_key
+from gatepost.tls import create_certificate, create_key, own_certificate_pin
 
 _HOST_PATTERN = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 # Of a network for examples: asking for the route there sends nothing.
@@ -70,9 +70,10 @@ def write_settings_file(
             "conflict", f"{file} exists already: edit it, or replace it with --force"
         )
     _write_files(home, file, text, name if public else None)
-    document = {"config": str(file), "state_dir": str(home), "public_url": url}
+    pin = own_certificate_pin(StateDir(home).tls_cert) if public else None
+    document = {"config": str(file), "state_dir": str(home), "public_url": url, "tls_pin": pin}
     output.print_result(
-        options, document, lambda: _print_next_step(file, url, up_command(state_dir))
+        options, document, lambda: _print_next_step(file, url, pin, up_command(state_dir))
     )
 
 
@@ -148,8 +149,9 @@ def _unwritable_problem(file: Path, error: OSError) -> CommandProblem:
     return CommandProblem("storage_failed", f"{file} cannot be written: {error.strerror}")
 
 
-def _print_next_step(file: Path, url: str | None, start: str) -> None:
+def _print_next_step(file: Path, url: str | None, pin: str | None, start: str) -> None:
     output.print_line(f"wrote {file}")
     if url is not None:
         output.print_line(f"other machines reach this gateway at {url}; `--host` names another")
+        output.print_line(f"the pin of its key is {pin}")
     output.print_line(f"next: check it, then start the gateway with `{start}`")

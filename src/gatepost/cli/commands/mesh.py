@@ -13,8 +13,9 @@ from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
 from gatepost.cli.problems import CommandProblem, ExitCode
 from gatepost.files import write_file_atomically
-from gatepost.gateway.mesh.mesh_views import MeshPeerView, MeshSecretView, MeshStatusView
+from gatepost.mesh.election_states import describe_leader
 from gatepost.mesh.rendezvous import VerifiedDescriptor, verify_document
+from gatepost.wire.mesh_views import MeshPeerView, MeshSecretView, MeshStatusView
 
 _WATCH_SECS = 30.0
 
@@ -30,6 +31,21 @@ def show_mesh(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     with options.find_gateway() as gateway:
         found = gateway.get("/v1/mesh", MeshStatusView)
     output.print_result(options, found, lambda: _print_status(found))
+
+
+def release_lease(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """Hand the lease of the mesh over to the next gateway, without suspicion and grace.
+
+    For the gateway that leads now, for example before its machine is maintained. It
+    does not claim the lease again for `mesh.suspect_secs`, and not while another leads.
+
+    For example:
+
+      gatepost mesh release
+    """
+    with options.find_gateway() as gateway:
+        found = gateway.post("/v1/mesh/release", {}, MeshStatusView)
+    output.print_result(options, found, lambda: output.print_line(_describe_leader(found)))
 
 
 def watch_mesh(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
@@ -56,9 +72,10 @@ def _print_next(gateway: CliGateway, seen: int, options: GatewayOptions) -> int:
 
 
 def _print_status(found: MeshStatusView) -> None:
+    output.print_problems(found.problems)
     output.print_line(_describe_leader(found))
     if found.transport == "off":
-        output.print_hint('this gateway is in no mesh: set transport = "udp" in [mesh]')
+        output.print_hint('set transport = "udp" in [mesh] to take part in a mesh')
         return
     rows = [_peer_row(peer) for peer in found.peers]
     columns = ("Node", "State", "Role", "May lead", "Priority", "Silent", "Address")
@@ -70,23 +87,25 @@ def _print_status(found: MeshStatusView) -> None:
 
 
 def _describe_leader(found: MeshStatusView) -> str:
-    term = "" if found.term is None else f", term {found.term.counter} of {found.term.node}"
-    leader = "nobody leads" if found.publisher is None else f"{found.publisher} leads"
-    return f"{leader}{term}; this gateway, {found.node}, is {found.state}"
+    if found.transport == "off":
+        leader = f"{found.publisher} leads, as the genesis of the room" if found.publisher else ""
+        return f"{leader or 'there is no room yet'}; {found.node}, this gateway, is in no mesh"
+    counter = None if found.term is None else found.term.counter
+    return describe_leader(found.node, found.publisher, found.state, counter)
 
 
 def _own_row(found: MeshStatusView) -> tuple[object, ...]:
     role = "publisher" if found.publisher == found.node else "standby"
-    may_lead = "yes" if found.may_lead else "no"
+    may_lead = ("not now" if found.is_barred else "yes") if found.may_lead else "no"
     return found.node, "this one", role, may_lead, str(found.priority), "", found.address
 
 
 def _peer_row(peer: MeshPeerView) -> tuple[object, ...]:
     return (
         peer.node,
-        peer.state,
+        peer.state_text,
         peer.role,
-        "yes" if peer.may_lead else "no",
+        ("not now" if peer.is_barred else "yes") if peer.may_lead else "no",
         "" if peer.priority is None else str(peer.priority),
         f"{peer.silent_secs:.0f} s",
         peer.address,
@@ -94,12 +113,10 @@ def _peer_row(peer: MeshPeerView) -> tuple[object, ...]:
 
 
 def _print_change(found: MeshStatusView) -> None:
-    """One line: the leader, and the peers by state."""
-    states: dict[str, list[str]] = {}
-    for peer in found.peers:
-        states.setdefault(peer.state, []).append(peer.node)
-    peers = "; ".join(f"{state}: {', '.join(nodes)}" for state, nodes in sorted(states.items()))
-    output.print_line(f"{_describe_leader(found)}{'; ' if peers else ''}{peers}")
+    """The problems, and one line with the leader and the state of each peer."""
+    output.print_problems(found.problems)
+    peers = [f"{peer.node} {peer.state_text}" for peer in found.peers]
+    output.print_line("; ".join([_describe_leader(found), *peers]))
 
 
 def show_descriptor(

@@ -1,6 +1,7 @@
 """`gatepost migrate`: moves from a legacy shared document to this gateway, in phases."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -13,14 +14,15 @@ from cyclopts import Parameter
 
 from gatepost import migration
 from gatepost.cli import output
+from gatepost.cli.gateway_api import choose_context_name
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.settings import load_settings
 from gatepost.client import Client, locator
 from gatepost.clock import SystemClock
-from gatepost.errors import DeadlineExceeded, GatepostError, Unauthorized, Unavailable
+from gatepost.connect.gateway_endpoint import LocateGateway
+from gatepost.errors import DeadlineExceeded, GatepostError, Unavailable
 from gatepost.events import check_agent_id
-from gatepost.gateway_endpoint import read_token
 from gatepost.migration import AgentNames, ImportPlan, MigrationFolder, OutcomeClient, phase_marker
 from gatepost.migration.legacy_records import LegacyKind
 from gatepost.migration.phase_marker import MigrationPhase
@@ -69,7 +71,7 @@ def import_dump(
     Parameters
     ----------
     dry_run
-        Only report; import nothing.
+        Only report, with the gateway's refusals; import nothing.
     only
         Import only messages, or only tasks.
     from_
@@ -86,8 +88,10 @@ def import_dump(
         _build_plan(map_agent, from_, ttl_days, history, rejects),
     )
     found = migration.read_dump(dump, only)
-    if dry_run or _is_cut_over(folder):
+    if _is_cut_over(folder):
         report = migration.survey_dump(folder, found, plan, _CLOCK)
+    elif dry_run:
+        report = _run_async(_rehearse_import(options, folder, found, plan))
     else:
         report = _run_async(_import_into_gateway(options, folder, found, plan))
     output.print_result(options, _report_document(report), lambda: _print_report(report))
@@ -95,9 +99,16 @@ def import_dump(
     return ExitCode.FAILED if left_behind else ExitCode.OK
 
 
+async def _rehearse_import(
+    options: GatewayOptions, folder: MigrationFolder, dump: migration.LegacyDump, plan: ImportPlan
+) -> migration.ImportSummary:
+    async with _open_lookup(options) as lookup:
+        return await migration.rehearse_import(lookup, folder, dump, plan, _CLOCK)
+
+
 async def _import_into_gateway(
     options: GatewayOptions, folder: MigrationFolder, dump: migration.LegacyDump, plan: ImportPlan
-) -> migration.ImportReport:
+) -> migration.ImportSummary:
     async with _new_client(options) as client:
         return await migration.import_dump(client, folder, dump, plan, _CLOCK)
 
@@ -147,7 +158,7 @@ async def _follow_source(options: GatewayOptions, source: str, plan: ImportPlan)
             _print_followed(await anext(_repeat_while_away(work)), options)
 
 
-def _print_followed(report: migration.ImportReport, options: GatewayOptions) -> None:
+def _print_followed(report: migration.ImportSummary, options: GatewayOptions) -> None:
     total = report.total
     text = f"{total.imported} imported, {total.already} imported before, {total.rejected} rejected"
     output.print_result(options, _report_document(report), lambda: output.print_line(text))
@@ -377,7 +388,7 @@ async def _mirror_until_stopped(options: GatewayOptions, out: Path) -> None:
 async def _open_mirror(
     options: GatewayOptions, folder: MigrationFolder, out: Path
 ) -> AsyncIterator[migration.SendMirror]:
-    locate = locator(options.state_dir, options.url, _read_token(options))
+    locate = _locate(options)
     mirror = migration.SendMirror(locate, folder, out, _CLOCK)
     try:
         yield mirror
@@ -424,13 +435,13 @@ def show_migration_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
 # -- printing
 
 
-def _report_document(report: migration.ImportReport) -> dict[str, Any]:
+def _report_document(report: migration.ImportSummary) -> dict[str, Any]:
     built: dict[str, Any] = msgspec.to_builtins(report)
     total = report.total
     return built | {"total": msgspec.to_builtins(total), "balanced": total.is_balanced}
 
 
-def _print_report(report: migration.ImportReport) -> None:
+def _print_report(report: migration.ImportSummary) -> None:
     rows = [("messages", report.messages), ("tasks", report.tasks), ("total", report.total)]
     verb = "Would import" if report.dry_run else "Imported"
     columns = ("", "Read", verb, "Already", "History", "Rejected")
@@ -539,22 +550,27 @@ def _is_cut_over(folder: MigrationFolder) -> bool:
     return marker is not None and marker.phase is MigrationPhase.CUT_OVER
 
 
-def _read_token(options: GatewayOptions) -> str | None:
-    if options.token_file is None:
-        return None
-    try:
-        return read_token(options.token_file, "name its file with --token-file")
-    except Unauthorized as error:
-        raise usage_problem(error.message) from None
+def _locate(options: GatewayOptions) -> LocateGateway:
+    return locator(
+        options.state_dir,
+        options.url,
+        token_file=options.token_file,
+        context=choose_context_name(options, os.environ),
+    )
 
 
 def _new_client(options: GatewayOptions) -> Client:
-    return Client(state_dir=options.state_dir, url=options.url, token=_read_token(options))
+    return Client(
+        state_dir=options.state_dir,
+        url=options.url,
+        token_file=options.token_file,
+        context=choose_context_name(options, os.environ),
+    )
 
 
 @asynccontextmanager
 async def _open_lookup(options: GatewayOptions) -> AsyncIterator[OutcomeClient]:
-    target = locator(options.state_dir, options.url, _read_token(options))()
+    target = _locate(options)()
     async with OutcomeClient(target) as lookup:
         yield lookup
 

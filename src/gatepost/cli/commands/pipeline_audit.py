@@ -7,10 +7,12 @@ from msgspec import Struct
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode
-from gatepost.cli.spark_jobs import DEFAULT_LOCATIONS, JobLocations, open_runner
+from gatepost.cli.spark_jobs import DEFAULT_LOCATIONS, JobLocations, open_runner, print_engine
 from gatepost.errors import GatepostError
+from gatepost.ledger import Ledger
 
 if TYPE_CHECKING:
+    from gatepost.pipeline.engine_use import EngineUse
     from gatepost.pipeline.jobs.audit import AuditResult
     from gatepost.pipeline.report.model import ReportViolation
 
@@ -25,6 +27,9 @@ class AuditDocument(Struct):
     """`verdict` is kept, broken or undecided; `unjudged` counts the reasons for the last.
 
     `keys`: the source of the nodes' public keys, `room` or `self-asserted`.
+    `unwitnessed`: the nodes whose archive no other gateway proves to be the newest.
+    `ledger`: what became of the messages, as of the last `gatepost pipeline run`.
+    `engine`: what ran the audit.
     """
 
     verdict: str
@@ -32,7 +37,10 @@ class AuditDocument(Struct):
     violations: dict[str, int]
     unjudged: int
     keys: str
+    unwitnessed: list[str]
+    ledger: Ledger | None
     samples: "list[ReportViolation]"
+    engine: "EngineUse"
 
 
 def audit_archive(
@@ -58,28 +66,24 @@ def audit_archive(
     """
     archive, tables, wanted = places.archive_uri(), places.tables_folder(), places.load_objectives()
     try:
-        with open_runner(places, options, "auditing", lambda: archived_rows(archive)) as runner:
+        with open_runner(places, options, "auditing") as runner:
             from gatepost.pipeline.jobs.audit import audit_archive as check
 
             found = runner.call(
                 lambda transport: check(transport, archive, tables, wanted, absent or ())
             )
+            use = runner.engine_use()
     except GatepostError as error:
         # Exit code 1 would say that a promise was broken.
         raise CommandProblem(error.code, error.message, ExitCode.UNDECIDED) from None
-    document = make_document(found, tables)
+    document = make_document(found, tables, use)
     output.print_result(options, document, lambda: print_audit(document, found))
+    if not options.json:
+        print_engine(use)
     return AUDIT_EXITS[found.verdict]
 
 
-def archived_rows(archive: str) -> int:
-    """The number of events that manifests list, as far as these can be read."""
-    from gatepost.pipeline.archive_reader import ArchiveReader
-
-    return ArchiveReader(archive).count_listed_events()
-
-
-def make_document(found: "AuditResult", tables: str) -> AuditDocument:
+def make_document(found: "AuditResult", tables: str, use: "EngineUse") -> AuditDocument:
     from gatepost.pipeline.report.gatherer import read_last_audit
 
     known = read_last_audit(tables)
@@ -89,12 +93,17 @@ def make_document(found: "AuditResult", tables: str) -> AuditDocument:
         found.violations,
         found.unjudged,
         found.keys,
+        list(found.unwitnessed),
+        found.ledger,
         known.samples if known else [],
+        use,
     )
 
 
 def print_audit(document: AuditDocument, found: "AuditResult") -> None:
     _print_counts(document)
+    if found.ledger is not None:
+        output.print_line(str(found.ledger))
     events, broken = output.format_count(found.events, "event"), sum(found.violations.values())
     if found.verdict == "kept":
         output.print_line(f"{events}: every promise kept", "green")
@@ -106,6 +115,9 @@ def print_audit(document: AuditDocument, found: "AuditResult") -> None:
     if found.self_asserted:
         nodes = ", ".join(found.self_asserted)
         output.print_line(f"keys: {found.keys} (no other gateway vouches for {nodes})")
+    if found.unwitnessed:
+        nodes = ", ".join(found.unwitnessed)
+        output.print_line(f"not proven: newest; highest head seen by others: none ({nodes})")
 
 
 def _print_counts(document: AuditDocument) -> None:

@@ -159,13 +159,11 @@ def _print_replay(document: ReplayDocument, chosen: "ChosenLetters") -> None:
 @contextmanager
 def _open_gateway(options: GatewayOptions) -> "Iterator[GatewayApi]":
     from gatepost.cli.gateway_api import locate_gateway
-    from gatepost.cli.session_file import current_token
     from gatepost.pipeline.gateway_api import GatewayApi
 
-    target = locate_gateway(options, os.environ)
-    token = current_token(target)
+    target = locate_gateway(options, os.environ).load_token()
     try:
-        with GatewayApi(target.url, token, verify=target.tls_verification()) as gateway:
+        with GatewayApi(target.url, target.token, verify=target.tls or True) as gateway:
             yield gateway
     except Unavailable as error:
         raise unreachable_problem(error.message) from None

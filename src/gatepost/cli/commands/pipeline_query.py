@@ -1,11 +1,15 @@
 """`gatepost pipeline query` and `register`: the tables as SQL."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
 
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
+from gatepost.cli.settings import load_settings
 from gatepost.cli.spark_jobs import (
     DEFAULT_LOCATIONS,
     JobLocations,
@@ -36,46 +40,65 @@ def query_tables(
 ) -> None:
     """Ask the tables a question in SQL. All of them are as one batch left them.
 
+    The view events shows the archived events that this batch and those before it took in. It needs
+    the archive, and opens only segments that can match the conditions on node, date, seq and
+    created_at.
+
     For example:
 
       gatepost pipeline query "SELECT node, sum(sent), sum(dead) FROM slo GROUP BY node"
+      gatepost pipeline query "SELECT kind, count(*) FROM events WHERE node = 'n1' GROUP BY kind"
       gatepost pipeline query --batch 17 "SELECT count(*) FROM deliveries WHERE dead_at IS NULL"
 
     Parameters
     ----------
     sql
-        A query over the views deliveries, tasks, turns, slo, incidents, reviews, eta, traffic …
+        A query over the views events, deliveries, tasks, turns, slo, incidents, reviews, eta …
     batch
         The batch to look back to. Default: the last one.
     limit
         The most rows to print.
     """
-    tables = places.tables_folder()
+    tables, archive = places.tables_folder(), _find_archive(places)
     conf = places.spark_settings()
+
+    def run_query() -> QueryDocument:
+        from gatepost.pipeline.table_views import query_views
+
+        with _explain_wrong_query(archive):
+            found, frame = query_views(spark, sql, tables, batch, archive)
+        # Arrow keeps the time zone, which Spark's rows lose.
+        rows = frame.limit(limit + 1).toArrow().to_pylist()
+        return QueryDocument(found.batch, frame.columns, rows[:limit], len(rows) > limit)
+
     with open_spark(places.master, options, "querying", brief=True, conf=conf) as spark:
-        document = run_in_thread(spark, lambda: _run_query(spark, tables, sql, batch, limit))
+        document = run_in_thread(spark, run_query)
     rows = [tuple(_show_value(value) for value in row.values()) for row in document.rows]
     output.print_result(options, document, lambda: output.print_table(document.columns, rows))
 
 
-def _run_query(spark: Any, tables: str, sql: str, batch: int | None, limit: int) -> QueryDocument:
+def _find_archive(places: JobLocations) -> str | None:
+    """The archive, if one is named or configured; the tables alone need none."""
+    return places.archive or load_settings(places.state_dir).archive.uri or None
+
+
+@contextmanager
+def _explain_wrong_query(archive: str | None) -> Iterator[None]:
     from pyspark.errors import AnalysisException, ParseException
 
-    from gatepost.pipeline.table_views import create_views
-
-    found = create_views(spark, tables, batch)
     try:
-        frame = spark.sql(sql)
+        yield
     except (AnalysisException, ParseException) as error:
         reason = str(error).partition("\n")[0]
-        raise InvalidRequest(f"this is no query over the tables: {reason}") from None
-    rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
-    return QueryDocument(found.batch, frame.columns, rows[:limit], len(rows) > limit)
+        hint = "" if archive else "; the view events needs --archive"
+        raise InvalidRequest(f"this is no query over the tables: {reason}{hint}") from None
 
 
 def _show_value(value: Any) -> object:
     if isinstance(value, bytes | bytearray):
         return bytes(value).hex()
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(" ").replace("+00:00", "Z")
     return "" if value is None else value
 
 

@@ -13,7 +13,7 @@ from gatepost.cli.spark_jobs import (
     JobLocations,
     PositiveCount,
     open_runner,
-    stored_rows,
+    print_engine,
 )
 from gatepost.files import write_file_atomically
 
@@ -47,14 +47,17 @@ def write_report(
         Number of days to cover, up to the latest event.
     """
     tables = places.tables_folder()
-    with open_runner(places, options, "reading the tables", lambda: stored_rows(tables)) as runner:
+    with open_runner(places, options, "reading the tables") as runner:
         from gatepost.pipeline.report.gatherer import gather_report
 
         made = runner.call(lambda transport: gather_report(transport, tables, days=days))
+        use = runner.engine_use()
     if not terminal:
         _write_page(made, output_file or Path("report.html"), options)
     else:
         output.print_result(options, made, lambda: print_report(made))
+    if not options.json:
+        print_engine(use)
 
 
 def _write_page(made: "PipelineReport", path: Path, options: OutputOptions) -> None:
@@ -73,10 +76,11 @@ def save_page(made: "PipelineReport", path: Path) -> None:
 
 def print_report(made: "PipelineReport") -> None:
     from gatepost.pipeline.report import formatting, terminal_summary
-    from gatepost.pipeline.report.html_page import audit_verdict
+    from gatepost.pipeline.report.html_page import audit_verdict, describe_incidents
 
     first, last = map(formatting.format_timestamp, (made.first_at, made.last_at))
     output.print_line(f"{first} to {last} UTC", "bold")
+    output.print_line(str(made.ledger))
     output.print_table(terminal_summary.LEVEL_COLUMNS, terminal_summary.level_rows(made))
     output.print_line("")
     for line in terminal_summary.trend_lines(made):
@@ -84,8 +88,9 @@ def print_report(made: "PipelineReport") -> None:
     output.print_line("")
     level, text = audit_verdict(made)
     output.print_line(text, {"good": "green", "bad": "red"}.get(level, ""))
+    text = terminal_summary.plain_spaces(describe_incidents(made))
     if rows := terminal_summary.incident_rows(made):
-        output.print_line(f"{output.format_count(made.totals.incidents, 'incident')}:", "red")
+        output.print_line(f"{text}:", "red")
         output.print_table(terminal_summary.INCIDENT_COLUMNS, rows)
     else:
-        output.print_line("No incidents", "green")
+        output.print_line(text, "green")

@@ -11,7 +11,7 @@ from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.settings import load_settings
-from gatepost.hub.policy import (
+from gatepost.tasks.policy import (
     Capability,
     Hub,
     Operator,
@@ -23,8 +23,8 @@ from gatepost.hub.policy import (
     find_policy_problems,
     rule_lines,
 )
-from gatepost.hub.policy_language import DEFAULT_POLICY
-from gatepost.hub.registry import AgentRegistry
+from gatepost.tasks.policy_language import DEFAULT_POLICY
+from gatepost.tasks.registry import AgentRegistry
 
 StateDirOption = Annotated[
     Path | None, Parameter(help="State directory of the gateway. Default: $GATEPOST_HOME.")
@@ -280,7 +280,7 @@ def _read_policy(file: Path | None, state_dir: Path | None) -> tuple[str, str]:
 
 
 def _load_registry(state_dir: Path | None) -> AgentRegistry:
-    from gatepost.gateway.hub.hub_files import read_definition_files
+    from gatepost.tasks.service.hub_files import read_definition_files
 
     settings = load_settings(state_dir)
     folder = settings.named_file(settings.hub.agents_dir)

@@ -2,7 +2,9 @@
 
 import re
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,15 +23,24 @@ from gatepost.cli.options import (
     OutputOptions,
     YesOption,
 )
-from gatepost.cli.peer_texts import heard_text, reach_text, waiting_text
-from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.cli.peer_texts import waiting_text
+from gatepost.cli.problems import (
+    CommandProblem,
+    ExitCode,
+    lost_answer_problem,
+    usage_problem,
+)
 from gatepost.config import is_loopback
 from gatepost.errors import ConfigError
-from gatepost.gateway.api.room_views import (
+from gatepost.tls import read_authorities
+from gatepost.wire.gateway_views import Status
+from gatepost.wire.operations import Tier
+from gatepost.wire.room_views import (
     SEED_PATTERN,
     InviteResult,
     InviteView,
     JoinResult,
+    NodeIdentity,
     NodeList,
     NodeView,
     RecordView,
@@ -38,12 +49,12 @@ from gatepost.gateway.api.room_views import (
     RotateResult,
     VerifyResult,
 )
-from gatepost.tls import read_authorities
-from gatepost.wire import Tier
 
 _WATCH_SECS = 30.0
 # Long enough for a join through Tor.
 _JOIN_SECS = 180.0
+_RESTART_SECS = 60.0
+_RESTART_POLL_SECS = 0.05
 _MAX_INVITE_CHARS = 1024
 _MAX_DESCRIPTOR_CHARS = 48 * 1024
 
@@ -57,9 +68,14 @@ class JoinOptions(OutputOptions):
     "State directory of the gateway. Default: $GATEPOST_HOME, else ~/.gatepost."
     url: str | None = None
     "Address of the gateway. Default: $GATEPOST_URL, else the one running on the state directory."
+    context: str | None = None
+    "Gateway and token that `gatepost context add` named. Default: $GATEPOST_CONTEXT."
 
     def find_gateway(self) -> CliGateway:
-        return GatewayOptions(json=self.json, state_dir=self.state_dir, url=self.url).find_gateway()
+        named = GatewayOptions(
+            json=self.json, state_dir=self.state_dir, url=self.url, context=self.context
+        )
+        return named.find_gateway()
 
 
 _JOIN_OPTIONS = JoinOptions()
@@ -70,13 +86,12 @@ def invite_node(
     tier: Tier = "edge",
     node: str | None = None,
     ttl: Annotated[int, Parameter(name="--ttl")] = 3600,
-    qr: Flag = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Invite another gateway into this one's room.
 
-    Prints the invite, a secret that works once, and how to use it. A terminal also
-    shows it as a QR code. The first invite founds the room.
+    Prints the invite, a secret that works once, and how to use it. The first invite
+    founds the room.
 
     For example:
 
@@ -91,13 +106,11 @@ def invite_node(
         The id of the new node, so that no other node can use the invite.
     ttl
         Seconds until the invite expires.
-    qr
-        Draw the QR code even if the output is not a terminal.
     """
     with options.find_gateway() as gateway:
         body = {"tier": tier, "node": node, "ttl_secs": ttl}
         invited = gateway.post("/v1/room/invites", body, InviteResult)
-    output.print_result(options, invited, lambda: _print_invite(invited, qr=qr))
+    output.print_result(options, invited, lambda: _print_invite(invited))
     if invited.seed is not None and is_loopback(urlsplit(invited.seed).hostname or ""):
         output.print_warning(
             f"nobody on another machine can use this invite: this gateway listens on {invited.seed}"
@@ -105,12 +118,8 @@ def invite_node(
         )
 
 
-def _print_invite(invited: InviteResult, *, qr: bool) -> None:
+def _print_invite(invited: InviteResult) -> None:
     output.print_line(invited.token)
-    if qr or sys.stdout.isatty():
-        from gatepost.access.invite_qr import render_qr
-
-        print(render_qr(invited.token))
     node = invited.invite.node or "the new node"
     seed = invited.seed or "https://THIS-GATEWAY:PORT"
     output.print_hint(f"on {node}, paste the line above into\n  gatepost join {seed} --token -")
@@ -159,6 +168,7 @@ def join_room(
     invite_file: Annotated[Path | None, Parameter(name="--token-file")] = None,
     token: Annotated[str | None, Parameter(name="--token", allow_leading_hyphen=True)] = None,
     ca: Path | None = None,
+    node_id: str | None = None,
     options: JoinOptions = _JOIN_OPTIONS,
 ) -> None:
     """Join the room of the gateway that issued an invite, or a mesh by its join secret.
@@ -191,6 +201,9 @@ def join_room(
     ca
         File with the certificate of the authority that signed the gateway's certificate. This
         gateway keeps it for every later connection.
+    node_id
+        Join under this name. The gateway must be new: in no room, and without a message sent. It
+        starts again under the name, and keeps it.
     """
     trusted = "" if ca is None else _read_authorities(ca)
     if (seed is None) == (via is None):
@@ -201,10 +214,27 @@ def join_room(
     else:
         path, body = "/v1/room/join", {"token": secret, "ca": trusted}
         body["seed"] = _read_address(seed or "")
+    if node_id is not None:
+        _choose_node_id(options, node_id)
     with options.find_gateway() as gateway:
         joined = gateway.post(path, body, JoinResult, wait=_JOIN_SECS)
     text = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
     output.print_result(options, joined, lambda: output.print_line(text))
+
+
+def _choose_node_id(options: JoinOptions, id: str) -> None:
+    """Return once the gateway serves under this id; it starts again if it had another."""
+    with options.find_gateway() as gateway:
+        if gateway.get("/v1/status", Status).node_id == id:
+            return
+        gateway.put("/v1/node", NodeIdentity, NodeIdentity(id))
+    deadline = time.monotonic() + _RESTART_SECS
+    while time.monotonic() < deadline:
+        with suppress(CommandProblem), options.find_gateway() as gateway:
+            if gateway.get("/v1/status", Status).node_id == id:
+                return
+        time.sleep(_RESTART_POLL_SECS)
+    raise lost_answer_problem(f"the gateway does not answer as {id!r} yet")
 
 
 def _read_address(seed: str) -> str:
@@ -265,9 +295,10 @@ def list_nodes(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
 
 
 def _print_nodes(found: NodeList) -> None:
+    output.print_problems(found.mesh_problems)
     rows = [_node_row(node) for node in found.nodes]
-    rows += [(node.id, "", "revoked", "", "", "", "") for node in found.revoked]
-    columns = ("Node", "Tier", "Status", "Reached", "Last heard", "Waiting for it", "Problem")
+    rows += [(node.id, "", "revoked", "", "") for node in found.revoked]
+    columns = ("Node", "Tier", "State", "Waiting for it", "Because")
     _print_table_or_note(columns, rows, "no nodes yet")
     known = {node.peer.problem for node in found.nodes if node.peer is not None}
     for url, problem in found.problems.items():
@@ -276,10 +307,8 @@ def _print_nodes(found: NodeList) -> None:
 
 
 def _node_row(node: NodeView) -> tuple[str, ...]:
-    head, peer = (node.id, node.tier, node.status), node.peer
-    if node.is_self or peer is None:
-        return (*head, "this one" if node.is_self else "", "", "", "")
-    return (*head, reach_text(peer), heard_text(peer), waiting_text(peer), peer.why or peer.problem)
+    head, peer = (node.id, node.tier, node.state or node.status), node.peer
+    return (*head, "", "") if peer is None else (*head, waiting_text(peer), peer.why)
 
 
 def revoke_node(
@@ -340,6 +369,7 @@ def show_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
 
 def _print_room(room: RoomView) -> None:
     output.print_line(f"{room.room}, founded by {room.genesis}", "bold")
+    output.print_line(f"genesis key {room.genesis_key}")
     rows = [(r.map, r.key, r.version, r.state, _data_text(r)) for r in room.records]
     _print_table_or_note(("Map", "Key", "Version", "State", "Data"), rows, "no records")
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from gatepost.cli import output
 from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
-from gatepost.gateway.api.room_views import RouteView
+from gatepost.wire.room_views import RouteView
 
 NamesOption = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)]
 

@@ -7,18 +7,21 @@ from cyclopts.validators import Number
 from msgspec import Struct, UnsetType
 
 from gatepost.cli import output
-from gatepost.cli.gateway_api import quote_segment
+from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.message_outcome import describe_sent
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
-from gatepost.cli.peer_texts import heard_text, reach_text, waiting_text
+from gatepost.cli.peer_texts import waiting_text
 from gatepost.cli.problems import ExitCode
-from gatepost.wire import AuditEntry, MailboxCounts, PeerStatus, Sent, Status
+from gatepost.ledger import Ledger
+from gatepost.wire.gateway_views import AuditEntry, MailboxCounts, PeerStatus, Status
+from gatepost.wire.operations import Await, Awaited, Sent
 
 
 class StatusOverview(Struct):
     url: str
     gateway: Status
     mailboxes: list[MailboxCounts]
+    ledger: Ledger
 
 
 def show_status(message: str | None = None, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
@@ -39,16 +42,32 @@ def show_status(message: str | None = None, /, *, options: GatewayOptions = DEFA
     """
     with options.find_gateway() as gateway:
         if message is not None:
-            sent = gateway.get(f"/v1/messages/{quote_segment(message)}", Sent)
+            sent = gateway.perform(Await(event_id=message, wait_secs=0), Awaited).result
             output.print_result(options, sent, lambda: _print_message(sent))
             return ExitCode.OK
+        if gateway.agent is not None:
+            return _show_to_agent(gateway, gateway.agent, options)
         glance = StatusOverview(
             gateway.target.url,
-            gateway.get("/v1/status", Status),
+            gateway.status(),
             gateway.get("/v1/mailboxes", list[MailboxCounts]),
+            gateway.get("/v1/ledger", Ledger),
         )
     output.print_result(options, glance, lambda: _print_status(glance))
     return ExitCode.OK if glance.gateway.accepting else ExitCode.FAILED
+
+
+def _show_to_agent(gateway: CliGateway, agent: str, options: GatewayOptions) -> int:
+    """An external agent sees whether the gateway takes messages, not what others do there."""
+    found = gateway.status()
+    text = "accepting messages" if found.accepting else f"NOT accepting messages: {found.problem}"
+
+    def show() -> None:
+        output.print_line(f"node {found.node_id} at {gateway.target.url}, as {agent}", "bold")
+        output.print_line(text, "green" if found.accepting else "red")
+
+    output.print_result(options, {"agent": agent, "gateway": found}, show)
+    return ExitCode.OK if found.accepting else ExitCode.FAILED
 
 
 def _print_message(sent: Sent) -> None:
@@ -62,7 +81,8 @@ def _print_message(sent: Sent) -> None:
         "verdict": sent.verdict or "",
     }
     if sent.verdict_at is not None:
-        facts["verdict"] += f", {output.format_ago(sent.verdict_at)}: after it was given up"
+        what = "after it was given up" if sent.state == "dead_letter" else "amended its end"
+        facts["verdict"] += f", {output.format_ago(sent.verdict_at)}: {what}"
     for label, text in facts.items():
         if text:
             output.print_line(f"{label:<10}{text}")
@@ -78,18 +98,26 @@ def _moment_text(at: int | None) -> str:
 def _print_status(glance: StatusOverview) -> None:
     now = glance.gateway
     output.print_line(f"node {now.node_id} at {glance.url}", "bold")
+    output.print_problems(now.mesh_problems)
     if now.accepting:
         output.print_line("accepting messages", "green")
     else:
         output.print_line(f"NOT accepting messages: {now.problem}", "red")
+    if now.health != "online":
+        reasons = "; ".join(now.health_problems) or "it recovers"
+        output.print_line(f"degraded: {reasons}", "yellow")
     output.print_line(
         f"version {now.version}, pid {now.pid}, journal {output.format_size(now.journal_bytes)}"
     )
+    output.print_line(str(glance.ledger))
     output.print_line(
-        f"{output.format_count(now.agents, 'agent')}, {now.waiting} waiting,"
+        f"{output.format_count(now.agents, 'agent')}; in mailboxes: {now.waiting} pending,"
         f" {now.in_flight} in flight,"
         f" {output.format_count(now.dead_letters, 'dead letter')}"
     )
+    if now.runs_as_root:
+        advice = "give it a user of its own, see docs/operations.md"
+        output.print_line(f"the gateway runs as root: {advice}", "yellow")
     if now.undelivered or now.reviews_open:
         late = f" ({now.answered_late} answered after all)" if now.answered_late else ""
         given_up = f"{now.undelivered} undelivered{late}"
@@ -103,17 +131,14 @@ def _print_status(glance: StatusOverview) -> None:
     if glance.mailboxes:
         output.print_line("")
         output.print_table(
-            ("Mailbox", "Waiting", "In flight", "Dead letters"),
+            ("Mailbox", "Pending", "In flight", "Dead letters"),
             [(m.name, m.waiting, m.in_flight, m.dead_letters) for m in glance.mailboxes],
         )
 
 
 def _print_peers(peers: list[PeerStatus]) -> None:
-    rows = [
-        (p.id or "none", reach_text(p), heard_text(p), waiting_text(p), p.why or p.problem)
-        for p in peers
-    ]
-    output.print_table(("Gateway", "Reached", "Last heard", "Waiting for it", "Problem"), rows)
+    rows = [(p.id or "none", p.state, waiting_text(p), p.why) for p in peers]
+    output.print_table(("Gateway", "State", "Waiting for it", "Because"), rows)
 
 
 def list_audit_log(

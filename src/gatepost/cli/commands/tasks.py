@@ -1,14 +1,15 @@
 """`gatepost task`: creates, lists, shows, follows, cancels and awaits tasks."""
 
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
-from msgspec import Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway, quote_segment
@@ -18,25 +19,34 @@ from gatepost.cli.payload_upload import upload_file, upload_payload
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.task_progress import TaskProgress
 from gatepost.clock import SystemClock
-from gatepost.events import new_event_id
-from gatepost.task_wire import TaskView
+from gatepost.events import check_agent_id, new_event_id
+from gatepost.wire.hub_views import HubSessions, LogView, SessionView, TaskList
+from gatepost.wire.tasks import (
+    NewTask,
+    TaskAwait,
+    TaskAwaited,
+    TaskCancel,
+    TaskCreate,
+    TasksCreated,
+    TaskView,
+)
 
 TASKS_PATH = "/api/hub/tasks"
+DEFAULT_SENDER = "cli"
 _COLUMNS = ("Task", "Agent", "Status", "Progress", "Created", "Description")
 _POLL_SECS = 30.0
+# A session changes its state without output, so those who follow it look this often.
+_SESSION_SECS = 2.0
 
+# A task that an external agent executes has no log, and logs go through no relay.
+_NO_LOG = ("not_found", "unavailable")
+
+SESSIONS_PATH = "/api/hub/sessions"
+_SESSION_COLUMNS = ("Session", "Task", "Agent", "Backend", "State", "Exit", "Created")
+SessionStateOption = Literal[
+    "provisioning", "configuring", "starting", "running", "monitoring", "recycling", "recycled"
+]
 StatusOption = Literal["pending", "accepted", "running", "completed", "failed", "cancelled"]
-
-
-class CliTaskList(Struct):
-    tasks: list[TaskView]
-
-
-class CliTaskLog(Struct):
-    offset: int
-    end: int
-    text: str
-    is_complete: bool
 
 
 def create_task(
@@ -47,12 +57,13 @@ def create_task(
     capability: Annotated[list[str] | None, Parameter(negative=())] = None,
     input: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     input_file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
-    from_: str = "cli",
+    from_: str | None = None,
     wait: Flag = False,
     timeout: float = 3600.0,
     task_type: str = "",
     ttl: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
     idempotency_key: str | None = None,
+    may_wait: Flag = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Create a task for an agent, or for one that has a capability.
@@ -79,7 +90,7 @@ def create_task(
     input_file
         A file with the input, as JSON, of up to 64 MiB; - is standard input.
     from_
-        The agent that asks for it.
+        The agent that asks for it. Default: the agent of the session, else cli.
     wait
         Wait for the end of the task.
     timeout
@@ -90,48 +101,61 @@ def create_task(
         Seconds after which a task that nobody accepted has failed. Default: a day.
     idempotency_key
         A task that is repeated with the same key is created only once.
+    may_wait
+        With --capability: take the task although the executor's gateway is offline.
     """
     if capability and description is None:
         agent, description = None, agent
     if description is None or (agent is None) == (not capability):
         raise usage_problem("give an agent and a description, or --capability and a description")
-    body: dict[str, Any] = {"description": description, "from_agent": from_, "task_type": task_type}
-    body |= {"agent_name": agent} if agent else {"required_capabilities": capability}
-    body |= _given_fields(ttl_secs=ttl, idempotency_key=idempotency_key)
+    new = NewTask(
+        from_ or DEFAULT_SENDER,
+        description,
+        [check_agent_id(agent)] if agent else UNSET,
+        capability or UNSET,
+        # The id is chosen here, so that a repeated request creates no second task.
+        task_id=new_event_id(SystemClock()),
+        idempotency_key=UNSET if idempotency_key is None else idempotency_key,
+        task_type=task_type,
+        ttl_secs=UNSET if ttl is None else ttl,
+        may_wait=may_wait,
+    )
     with options.find_gateway() as gateway:
-        body |= _encode_input(gateway, input, input_file, options)
-        task = _post_task(gateway, body)
+        new.from_agent = from_ or gateway.agent or DEFAULT_SENDER
+        _attach_input(gateway, new, input, input_file, options)
+        task = _create_task(gateway, new)
         if wait:
             return _finish(gateway, task, timeout, options)
     output.print_result(options, task, lambda: output.print_line(f"{task.id} {task.status}"))
     return ExitCode.OK
 
 
-def _given_fields(**options: object) -> dict[str, Any]:
-    """An option that was not given is left out of the request."""
-    return {name: value for name, value in options.items() if value is not None}
+def _create_task(gateway: CliGateway, new: NewTask) -> TaskView:
+    advice = f"the task may exist already: `gatepost task show {new.task_id}`"
+    with output.explain_interrupt(advice):
+        if gateway.agent is None:
+            # The policy asks whether the operator may do this, not the agent that is named.
+            (task,) = gateway.post(TASKS_PATH, new, TaskList).tasks
+            return task
+        (made,) = gateway.perform(TaskCreate(tasks=[new]), TasksCreated).results
+    if made.code:
+        raise CommandProblem(made.code, made.error)
+    return made.tasks[0]
 
 
-def _post_task(gateway: CliGateway, body: dict[str, Any]) -> TaskView:
-    """The id is chosen here, so that a repeated request creates no second task."""
-    request = body | {"task_id": new_event_id(SystemClock())}
-    (task,) = gateway.post(TASKS_PATH, request, CliTaskList).tasks
-    return task
-
-
-def _encode_input(
-    gateway: CliGateway, text: str | None, file: Path | None, options: GatewayOptions
-) -> dict[str, Any]:
+def _attach_input(
+    gateway: CliGateway, new: NewTask, text: str | None, file: Path | None, options: GatewayOptions
+) -> None:
     if text is not None and file is not None:
         raise usage_problem("give --input or --input-file, not both")
     if file is not None:
-        return {"input_ref": upload_file(gateway, file, options)}
-    if text is None:
-        return {}
-    encoded = encode_payload_argument(text, is_json=True)
-    if len(encoded) > MAX_INLINE_BYTES:
-        return {"input_ref": upload_payload(gateway, encoded, options)}
-    return {"input": Raw(encoded)}
+        new.input_ref = upload_file(gateway, file, options)
+    elif text is not None:
+        encoded = encode_payload_argument(text, is_json=True)
+        if len(encoded) > MAX_INLINE_BYTES:
+            new.input_ref = upload_payload(gateway, encoded, options)
+        else:
+            new.input = Raw(encoded)
 
 
 def list_tasks(
@@ -162,7 +186,7 @@ def list_tasks(
     """
     with options.find_gateway() as gateway:
         found = gateway.get(
-            TASKS_PATH, CliTaskList, status=status, agent=agent, limit=limit, after=after
+            TASKS_PATH, TaskList, status=status, agent=agent, limit=limit, after=after
         )
     output.print_result(options, found, lambda: _print_list(found.tasks))
 
@@ -213,6 +237,9 @@ def show_log(
 ) -> None:
     """Print the output of a task's session.
 
+    With --follow, changes of the session's state are told on standard error, so the end
+    of a cancelled task can be watched too.
+
     For example:
 
       gatepost task logs ID
@@ -227,29 +254,100 @@ def show_log(
     tail
         Begin this many bytes before the end.
     """
-    path = f"{TASKS_PATH}/{quote_segment(task_id)}/log"
     offset = 0 if tail is None else -max(1, tail)
     with options.find_gateway() as gateway:
-        while True:
-            wait = _POLL_SECS if follow else 0.0
-            piece = gateway.get(path, CliTaskLog, wait=wait, offset=offset, wait_secs=wait)
+        for piece in _read_log(gateway, task_id, offset, _SESSION_SECS if follow else 0.0):
             sys.stdout.write(output.escape_control_chars(piece.text))
             sys.stdout.flush()
-            offset = piece.end
-            if piece.is_complete or (not follow and not piece.text):
+            if not follow and not piece.text:
                 return
 
 
-def cancel_task(
-    task_id: str, /, *, reason: str = "", options: GatewayOptions = DEFAULT_OPTIONS
+def _read_log(
+    gateway: CliGateway, task_id: str, offset: int, longest: float, deadline: float = math.inf
+) -> Generator[LogView, None, None]:
+    """The pieces of a log up to its end; changes of the session's state are told meanwhile.
+
+    Each request waits for output at most `longest` seconds, and none beyond the deadline.
+    """
+    path = f"{TASKS_PATH}/{quote_segment(task_id)}/log"
+    state: str | None = None
+    while True:
+        wait = max(0.0, min(longest, deadline - time.monotonic()))
+        piece = gateway.get(path, LogView, wait=wait, offset=offset, wait_secs=wait)
+        if piece.session_state != state:
+            if state is not None:
+                output.print_warning(f"the session is {piece.session_state}")
+            state = piece.session_state
+        yield piece
+        if piece.is_complete:
+            return
+        offset = piece.end
+
+
+def list_sessions(
+    *,
+    state: SessionStateOption | None = None,
+    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 50,
+    options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
+    """List the sessions of tasks that this gateway executes, newest first.
+
+    For example:
+
+      gatepost task sessions
+      gatepost task sessions --state running
+
+    Parameters
+    ----------
+    state
+        Only sessions in this state.
+    limit
+        Maximum number of sessions.
+    """
+    with options.find_gateway() as gateway:
+        found = gateway.get(SESSIONS_PATH, HubSessions, state=state, limit=limit)
+    output.print_result(options, found, lambda: _print_sessions(found.sessions))
+
+
+def _print_sessions(found: Sequence[SessionView]) -> None:
+    if not found:
+        output.print_line("no matching sessions")
+        return
+    rows = [
+        (
+            each.session_name,
+            each.task_id,
+            each.agent_name,
+            each.backend,
+            each.state,
+            "" if each.exit_code is None else each.exit_code,
+            output.format_ago(each.created_at),
+        )
+        for each in found
+    ]
+    output.print_table(_SESSION_COLUMNS, rows)
+
+
+def cancel_task(
+    task_id: str,
+    /,
+    *,
+    reason: str = "",
+    wait: Flag = False,
+    timeout: float = 60.0,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
     """Cancel a task; its session is ended.
 
-    If another gateway executes the task, that one decides.
+    If another gateway executes the task, that one decides. With --wait, the states of
+    the session are told on standard error until it has ended, and the exit status is 0
+    only if the task is cancelled then.
 
     For example:
 
       gatepost task cancel ID --reason "no longer needed"
+      gatepost task cancel ID --wait
 
     Parameters
     ----------
@@ -257,14 +355,57 @@ def cancel_task(
         The id of the task.
     reason
         Why, for the other side.
+    wait
+        Wait until the task and its session have ended.
+    timeout
+        Maximum seconds to wait.
     """
-    path = f"{TASKS_PATH}/{quote_segment(task_id)}/cancel"
     with options.find_gateway() as gateway:
-        task = gateway.post(path, {"reason": reason}, TaskView)
+        task = _cancel_task(gateway, task_id, reason)
+        if wait:
+            return _finish_cancellation(gateway, task, timeout, options)
     text = f"{task.id} {task.status}"
     if task.status not in ("cancelled", "completed", "failed"):
         text = f"{task.id} {task.executor_node} was asked to cancel it"
     output.print_result(options, task, lambda: output.print_line(text))
+    return ExitCode.OK
+
+
+def _cancel_task(gateway: CliGateway, task_id: str, reason: str) -> TaskView:
+    if gateway.agent is None:
+        path = f"{TASKS_PATH}/{quote_segment(task_id)}/cancel"
+        return gateway.post(path, {"reason": reason}, TaskView)
+    return gateway.perform(TaskCancel(task_id=task_id, reason=reason), TaskAwaited).task
+
+
+def _finish_cancellation(
+    gateway: CliGateway, task: TaskView, timeout: float, options: GatewayOptions
+) -> int:
+    deadline = time.monotonic() + timeout
+    advice = f"the cancellation goes on: `gatepost task show {task.id}` says how far it is"
+    with output.explain_interrupt(advice):
+        is_over = gateway.agent is not None or _wait_for_session(gateway, task.id, deadline)
+        task = wait_for_end(gateway, task, deadline, options)
+    if not (is_over and task.has_ended):
+        problem = f"it has not ended after {timeout:g} s: `gatepost task show {task.id}`"
+        raise CommandProblem("deadline_exceeded", problem)
+    if task.state != "cancelled":
+        output.print_result(options, task, lambda: _print_end(task))
+        return ExitCode.FAILED
+    output.print_result(options, task, lambda: output.print_line(f"{task.id} cancelled"))
+    return ExitCode.OK
+
+
+def _wait_for_session(gateway: CliGateway, task_id: str, deadline: float) -> bool:
+    """Wait for the end of a task's session, if it has one whose log can be read here."""
+    try:
+        for piece in _read_log(gateway, task_id, -1, _SESSION_SECS, deadline):
+            if not piece.is_complete and time.monotonic() >= deadline:
+                return False
+    except CommandProblem as problem:
+        if problem.code not in _NO_LOG:
+            raise
+    return True
 
 
 def await_task(
@@ -291,7 +432,9 @@ def await_task(
 
 
 def _finish(gateway: CliGateway, task: TaskView, timeout: float, options: GatewayOptions) -> int:
-    task = wait_for_end(gateway, task, time.monotonic() + timeout, options)
+    advice = f"the task goes on: `gatepost task await {task.id}` waits for its end"
+    with output.explain_interrupt(advice):
+        task = wait_for_end(gateway, task, time.monotonic() + timeout, options)
     load_result(gateway, task)
     output.print_result(options, task, lambda: _print_end(task))
     if not task.has_ended:
@@ -306,13 +449,12 @@ def wait_for_end(
     gateway: CliGateway, task: TaskView, deadline: float, options: GatewayOptions
 ) -> TaskView:
     """Wait for the end of a task and show its progress, also while the gateway restarts."""
-    path = f"{TASKS_PATH}/{task.id}"
     with TaskProgress(task, options) as progress:
         while not task.has_ended and (left := deadline - time.monotonic()) > 0:
             wait = min(left, _POLL_SECS)
             try:
                 known = task.updated_at
-                task = gateway.get(path, TaskView, wait=wait, wait_secs=wait, known=known)
+                task = _load_task(gateway, task.id, wait, known)
             except CommandProblem as problem:
                 if problem.exit is not ExitCode.UNREACHABLE:
                     raise
@@ -324,18 +466,26 @@ def wait_for_end(
 def load_result(gateway: CliGateway, task: TaskView) -> None:
     """Fetch a result that is stored as a blob."""
     if task.result_ref is not None:
-        with gateway.download(f"/v1/blobs/{task.result_ref}") as pieces:
+        with gateway.download(task.result_ref) as pieces:
             task.result = Raw(b"".join(pieces))
 
 
-def _load_task(gateway: CliGateway, task_id: str) -> TaskView:
-    return gateway.get(f"{TASKS_PATH}/{quote_segment(task_id)}", TaskView)
+def _load_task(gateway: CliGateway, task_id: str, wait: float = 0.0, known: int = 0) -> TaskView:
+    """A task, once it has ended or changed after `known`, or when the wait ends."""
+    if gateway.agent is None:
+        path = f"{TASKS_PATH}/{quote_segment(task_id)}"
+        return gateway.get(path, TaskView, wait=wait, wait_secs=wait, known=known)
+    op = TaskAwait(task_id=task_id, wait_secs=wait, known=known)
+    return gateway.perform(op, TaskAwaited, wait).task
 
 
 # -- printing
 
 
 def _status_text(task: TaskView) -> str:
+    if task.unknown_until is not None:
+        until = output.format_time(task.unknown_until)
+        return f"unknown, waiting for {task.executor_node} until {until}"
     return f"{task.status} ({task.error_code})" if task.error_code else task.status
 
 
@@ -362,6 +512,8 @@ def _print_task(task: TaskView) -> None:
         "note": task.note,
         "session": task.session_name and f"{task.session_name}, {task.session_state}",
         "error": task.error,
+        "amended": None if task.amended_at is None else output.format_time(task.amended_at),
+        "presumed": task.is_presumed and f"{task.executor_node} has not said how it ended",
         "input": None if isinstance(task.input, UnsetType) else output.payload_text(task.input),
     }
     for name, value in facts.items():

@@ -20,7 +20,8 @@ from gatepost.cli.letters import (
 )
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions, YesOption
 from gatepost.cli.problems import ExitCode
-from gatepost.wire import Count, Replayed, Replays, Undelivered, UndeliveredPage
+from gatepost.wire.gateway_views import Replayed, Replays, Undelivered, UndeliveredPage
+from gatepost.wire.operations import Count
 
 AgentOption = Annotated[str | None, Parameter(help="Only messages from or to this agent.")]
 ReasonOption = Annotated[str | None, Parameter(help="Only messages given up for this reason.")]
@@ -121,7 +122,7 @@ def _print_undelivered_list(found: Sequence[Undelivered]) -> None:
         )
         for u in found
     ]
-    output.print_table(_COLUMNS, rows)
+    output.print_messages(_COLUMNS, rows, [u.subject for u in found])
 
 
 def _verdict_text(letter: Undelivered) -> str:
@@ -149,6 +150,7 @@ def show_undelivered(event_id: str, /, *, options: GatewayOptions = DEFAULT_OPTI
 def _print_undelivered(letter: Undelivered) -> None:
     facts = {
         "given up": f"{output.format_ago(letter.failed_at)}, sent {letter.attempts} times",
+        "subject": letter.subject or "",
         "reason": letter.reason,
         "verdict": _verdict_text(letter),
         "replayed": f"as {letter.replayed_as}" if letter.replayed_as else "",

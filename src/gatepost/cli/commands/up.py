@@ -1,4 +1,4 @@
-"""`gatepost up`: runs the gateway in the foreground."""
+"""`gatepost up` and `gatepost down`: run the gateway, in the foreground or behind, and stop it."""
 
 import os
 import sys
@@ -12,12 +12,16 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from gatepost import __version__, config
-from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
-from gatepost.cli.problems import CommandProblem, ExitCode
+from gatepost.cli import output
+from gatepost.cli.gateway_process import await_gateway, start_in_background, stop_gateway
+from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
+from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.settings import report_unusable_settings
+from gatepost.connect.gateway_endpoint import ENDPOINT_FILE_NAME, GatewayEndpoint, read_endpoint
+from gatepost.core.state_dir import StateDir
 from gatepost.errors import GatepostError
-from gatepost.gateway_endpoint import ENDPOINT_FILE_NAME, GatewayEndpoint, read_endpoint
 
+_LOG_FILE = "gateway.log"
 LogFormat = Literal["json", "text"]
 
 
@@ -27,9 +31,12 @@ def run_gateway(
     state_dir: Path | None = None,
     port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65_535))] = None,
     log_format: LogFormat | None = None,
+    detach: Flag = False,
+    wait: Flag = False,
+    timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=3600))] = 60.0,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> int:
-    """Run the gateway in the foreground until Ctrl-C.
+    """Run the gateway until Ctrl-C, or in the background with --detach.
 
     Settings come from gatepost.toml in the state directory. GATEPOST_* variables
     override the file, and the options below override both.
@@ -37,6 +44,7 @@ def run_gateway(
     For example:
 
       gatepost up
+      gatepost up --detach
       gatepost up --port 0 --state-dir /tmp/try
       GATEPOST_MAILBOX__MAX_RETRIES=5 gatepost up
 
@@ -50,16 +58,79 @@ def run_gateway(
         Port to listen on; 0 picks a free one.
     log_format
         Format of log lines. Default: text on a terminal, else json.
+    detach
+        Start the gateway in the background and return once it answers. It logs to gateway.log
+        in the state directory, unless log.file is set. `gatepost down` stops it.
+    wait
+        Start nothing: return once the gateway on the state directory answers.
+    timeout
+        Seconds to wait with --detach and --wait.
     """
-    watched = sys.stderr.isatty() and not options.json
+    if detach and wait:
+        raise usage_problem("--detach waits for the gateway that it starts: leave out --wait")
+    watched = sys.stderr.isatty() and not (options.json or detach or wait)
     env = _build_environment(state_dir, port, "json" if options.json else log_format)
     settings = _load_settings(env, config_file, watched=watched)
+    if wait:
+        _print_endpoint(options, await_gateway(settings.node.state_dir, timeout))
+        return ExitCode.OK
+    if detach:
+        endpoint = _start_detached(settings, config_file, env, timeout)
+        _print_endpoint(options, endpoint)
+        return ExitCode.OK
     if watched:
         threading.Thread(target=_print_greeting, args=(settings, state_dir), daemon=True).start()
     _serve_gateway(settings)
     if watched:
         print("stopped", file=sys.stderr)
     return ExitCode.OK
+
+
+def stop_running_gateway(
+    *,
+    state_dir: Path | None = None,
+    timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=3600))] = 60.0,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Stop the gateway that runs on the state directory, and wait for its end.
+
+    For example:
+
+      gatepost down
+
+    Parameters
+    ----------
+    state_dir
+        State directory of the gateway. Default: $GATEPOST_HOME, else ~/.gatepost.
+    timeout
+        Seconds to wait for its end.
+    """
+    env = _build_environment(state_dir, None, None)
+    home = _load_settings(env, None, watched=False).node.state_dir
+    pid = stop_gateway(home, timeout)
+    document = {"pid": pid, "state_dir": str(home)}
+    output.print_result(
+        options, document, lambda: output.print_line(f"the gateway (process {pid}) has stopped")
+    )
+
+
+def _start_detached(
+    settings: config.Settings, file: Path | None, env: dict[str, str], timeout: float
+) -> GatewayEndpoint:
+    home = settings.node.state_dir
+    try:
+        StateDir(home).create_folder()
+    except OSError as error:
+        raise CommandProblem("storage_failed", f"{home} cannot be used: {error.strerror}") from None
+    log_file = {} if settings.log.file else {"GATEPOST_LOG__FILE": _LOG_FILE}
+    arguments = [] if file is None else ["--config", str(file.absolute())]
+    return start_in_background(["--json", *arguments], env | log_file, home, timeout)
+
+
+def _print_endpoint(options: OutputOptions, endpoint: GatewayEndpoint) -> None:
+    text = f"node {endpoint.node_id} answers at {endpoint.url} (process {endpoint.pid})"
+    document = {"node_id": endpoint.node_id, "url": endpoint.url, "pid": endpoint.pid}
+    output.print_result(options, document, lambda: output.print_line(text))
 
 
 def _build_environment(
@@ -100,8 +171,9 @@ def _serve_gateway(settings: config.Settings) -> None:
     from gatepost.gateway import serve
     from gatepost.gateway.monitoring import logs
 
-    logs.configure_logging(settings.log.level, settings.log.format)
     try:
+        log = settings.log
+        logs.configure_logging(log.level, log.format, settings.named_file(log.file))
         serve.run_gateway(settings)
     except KeyboardInterrupt:
         pass

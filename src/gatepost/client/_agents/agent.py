@@ -4,28 +4,30 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from gatepost.client._agents.agent_workers import AgentWorkers, Handler
 from gatepost.client._agents.task_runner import TaskHandler, TaskRunner
 from gatepost.client._client import Client
-from gatepost.client._encoding import Moment
-from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
+from gatepost.client._send_options import SendOptions
 from gatepost.client._sync_client import BlockingCalls
 from gatepost.errors import (
     GatepostError,
     InvalidRequest,
 )
 from gatepost.events import Order, check_agent_id
-from gatepost.wire import Sent, WaitGoal
+from gatepost.wire.operations import Sent, WaitGoal
 
 log = logging.getLogger("gatepost.client")
 
 H = TypeVar("H", bound=Handler)
 TH = TypeVar("TH", bound=TaskHandler)
+
+
+_USUAL_CREDIT = 64
 
 
 class AgentEndedEarly(Exception):
@@ -41,6 +43,13 @@ class Agent:
     route names this gateway as its fallback. With `order="none"` the mailbox is a work queue: the
     messages of one sender are handled at the same time, here and in other processes that run this
     agent, except those that ask for order.
+
+    `credit` is how many messages the gateway leases to this process at a time. By default that is
+    64, and twice the `concurrency` for a work queue: mail that no handler can take yet is left to
+    other processes.
+
+    `executor_skills` are the skills that the agent hosts for its capabilities, the version by the
+    id or path of each: `{"skills/review": "1.0"}`.
     """
 
     def __init__(
@@ -50,17 +59,23 @@ class Agent:
         state_dir: Path | str | None = None,
         url: str | None = None,
         token: str | None = None,
+        token_file: Path | str | None = None,
+        context: str | None = None,
         concurrency: int = 16,
-        credit: int = 64,
+        credit: int | None = None,
         stop_timeout: float = 30.0,
         standby: bool = False,
         order: Order | None = None,
+        executor_skills: Mapping[str, str] | None = None,
     ) -> None:
         self.name = check_agent_id(name)
+        self._executor_skills = executor_skills
         self._standby = standby
         self._order = order
-        self.client = Client(name, state_dir=state_dir, url=url, token=token)
-        self._credit = max(credit, concurrency)
+        self.client = Client(
+            name, state_dir=state_dir, url=url, token=token, token_file=token_file, context=context
+        )
+        self._credit = max(credit or _default_credit(concurrency, order), concurrency)
         self._stop_timeout = stop_timeout
         self._workers = AgentWorkers(self.client, name, concurrency, self._fail)
         self._end_requested: asyncio.Future[None] | None = None
@@ -129,14 +144,23 @@ class Agent:
         self._end_requested = self._loop.create_future()
         try:
             await self._connect_unless_ended(self._end_requested)
-            await self.client.register(self.name, standby=self._standby, order=self._order)
+            problem = await self.client.register(
+                self.name,
+                standby=self._standby,
+                order=self._order,
+                takes_skills=True,
+                executor_skills=self._executor_skills,
+            )
             await self.client.subscribe(
                 self.name, self._workers.accept_delivery, credit=self._credit
             )
         except BaseException:
             await self.client.close()
             raise
-        log.info("agent %s is ready for mail", self.name)
+        if problem:
+            log.warning("agent %s gets no mail here: %s", self.name, problem)
+        else:
+            log.info("agent %s is ready for mail", self.name)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -188,37 +212,24 @@ class Agent:
         payload: Any = None,
         *,
         wait: WaitGoal | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        idempotency_key: str | None = None,
-        corr_id: str | None = None,
-        order: Order | None = None,
-        not_before: Moment | None = None,
-        max_retries: int | None = None,
+        **options: Unpack[SendOptions],
     ) -> Sent:
         """Send a message as this agent to one or several agents."""
-        return await self.client.send(
-            to,
-            payload,
-            wait=wait,
-            timeout=timeout,
-            idempotency_key=idempotency_key,
-            corr_id=corr_id,
-            order=order,
-            not_before=not_before,
-            max_retries=max_retries,
-        )
+        return await self.client.send(to, payload, wait=wait, **options)
 
     async def broadcast(
-        self, payload: Any = None, *, wait: WaitGoal | None = None, timeout: float = DEFAULT_TIMEOUT
+        self,
+        payload: Any = None,
+        *,
+        wait: WaitGoal | None = None,
+        **options: Unpack[SendOptions],
     ) -> Sent:
         """Send a message as this agent to every other agent."""
-        return await self.client.broadcast(payload, wait=wait, timeout=timeout)
+        return await self.client.broadcast(payload, wait=wait, **options)
 
-    async def request(
-        self, to: str, payload: Any = None, *, timeout: float = DEFAULT_TIMEOUT
-    ) -> Any:
+    async def request(self, to: str, payload: Any = None, **options: Unpack[SendOptions]) -> Any:
         """Send a message as this agent and return the reply."""
-        return await self.client.request(to, payload, timeout=timeout)
+        return await self.client.request(to, payload, **options)
 
     @property
     def skills(self) -> dict[str, Any]:
@@ -229,3 +240,7 @@ class Agent:
     def blocking(self) -> BlockingCalls:
         """The client's calls in blocking form, for handlers that are plain functions."""
         return BlockingCalls(self.client, self._loop)
+
+
+def _default_credit(concurrency: int, order: Order | None) -> int:
+    return 2 * concurrency if order == "none" else _USUAL_CREDIT

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Raw
 
 from gatepost.client._agents.agent_turns import AgentTurn, AgentTurns
-from gatepost.client._agents.failure_reason import Reject, failure_reason
+from gatepost.client._agents.failure_reason import Reject, Retry, failure_reason
 from gatepost.client._agents.lease_heartbeat import LeaseHeartbeat
 from gatepost.client._agents.task_runner import TaskRunner
 from gatepost.client._agents.turn_settler import TurnSettler
@@ -32,8 +32,9 @@ log = logging.getLogger("gatepost.client")
 
 Handler = Callable[[Message], Any]
 
-# Payloads up to this size are fetched before the turn starts, so that `message.payload` works.
-_PREFETCH_MAX_BYTES = 1024 * 1024
+# Payloads over this size are held in memory by so many turns at once; further turns wait.
+_LARGE_PAYLOAD_BYTES = 1024 * 1024
+_LARGE_TURNS = 4
 # Seconds between attempts to upload a large reply.
 _FIRST_UPLOAD_DELAY, _LONGEST_UPLOAD_DELAY = 0.2, 5.0
 # Yield to the event loop at least this often: handlers that never await would otherwise delay
@@ -64,6 +65,7 @@ class AgentWorkers:
         self._settler = TurnSettler(client, name, self._turns)
         self._heartbeat = LeaseHeartbeat(client, name, self._turns, self._settler)
         self._stopping = False
+        self._large_turns = asyncio.Semaphore(_LARGE_TURNS)
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -173,7 +175,7 @@ class AgentWorkers:
             self._turns.abandon_turn(turn)
             raise
         except Exception as error:
-            log.warning("the turn for %s failed", turn.message, exc_info=error)
+            _log_failed_turn(turn, error)
             rejected = isinstance(error, Reject)
             self._turns.mark_failed(turn, failure_reason(error), rejected=rejected)
         else:
@@ -198,12 +200,27 @@ class AgentWorkers:
             delay = min(delay * 2, _LONGEST_UPLOAD_DELAY)
 
     async def _call_handler(self, message: Message) -> Any:
-        if 0 < message.blob_size <= _PREFETCH_MAX_BYTES:
-            with contextlib.suppress(InvalidRequest):
-                await message.load()
+        """Call the handler with a payload that is loaded, so that `message.payload` works."""
         if self._handler is None:
             raise Reject(f"agent {self._name} takes tasks only")
+        is_large = message.blob_size > _LARGE_PAYLOAD_BYTES
+        async with self._large_turns if is_large else contextlib.nullcontext():
+            if message.blob_size:
+                # A payload that is not JSON is for `message.stream`.
+                with contextlib.suppress(InvalidRequest):
+                    await message.load()
+            return await self._run_handler(message, self._handler)
+
+    async def _run_handler(self, message: Message, handler: Handler) -> Any:
         if self._is_async:
-            return await self._handler(message)
-        call = partial(contextvars.copy_context().run, self._handler, message)
+            return await handler(message)
+        call = partial(contextvars.copy_context().run, handler, message)
         return await self._loop.run_in_executor(self.threads, call)
+
+
+def _log_failed_turn(turn: AgentTurn, error: Exception) -> None:
+    """A handler that fails a turn on purpose has said all; any other error has a traceback."""
+    if isinstance(error, Reject | Retry):
+        log.warning("the turn for %s failed: %s", turn.message, failure_reason(error))
+    else:
+        log.warning("the turn for %s failed", turn.message, exc_info=error)

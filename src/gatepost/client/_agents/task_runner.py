@@ -14,7 +14,9 @@ from gatepost.client._agents.task_heartbeat import HAS_ENDED, TaskHeartbeat
 from gatepost.client._client import Client
 from gatepost.client._message import Message
 from gatepost.client._task import AgentTask, load_task
-from gatepost.errors import GatepostError
+from gatepost.errors import ContractMismatch, GatepostError
+from gatepost.events import SKILL_DISTRIBUTION
+from gatepost.events.reserved_names import GATEWAY
 
 log = logging.getLogger("gatepost.client")
 
@@ -22,7 +24,6 @@ TaskHandler = Callable[[AgentTask], Any]
 
 _RETRY_SECS = 1.0
 _MAX_TRIES = 60
-_DISTRIBUTION = "skill_distribution"
 
 
 class HandlerOutcome(NamedTuple):
@@ -102,6 +103,8 @@ class TaskRunner:
                 await report()
             except HAS_ENDED as ended:
                 log.warning("the end of %s does not count: %s", task, ended.message)
+            except ContractMismatch as mismatch:
+                log.warning("%s failed: %s", task, mismatch.message)
             except GatepostError as problem:
                 if problem.status < 429 and problem.status >= 400 and error is None:
                     error = problem
@@ -113,8 +116,8 @@ class TaskRunner:
         log.error("the end of %s could not be reported", task)
 
     async def _call_handler(self, task: AgentTask) -> Any:
-        if task.task_type == _DISTRIBUTION:
-            return self._install_skill(task.input)
+        if task.task_type == SKILL_DISTRIBUTION:
+            return self._install_skill(task)
         if self._handler is None:
             raise Reject(f"agent {self._agent} takes no tasks")
         if self._is_async:
@@ -122,8 +125,15 @@ class TaskRunner:
         call = partial(contextvars.copy_context().run, self._handler, task)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _install_skill(self, offered: Any) -> dict[str, Any]:
-        """Remember the delegation skill of a capability, and report its version."""
+    def _install_skill(self, task: AgentTask) -> dict[str, Any]:
+        """Remember the delegation skill of a capability, and report its version.
+
+        The agent's own gateway has checked where the skill is from, and no other sender is called
+        as it is.
+        """
+        if task.requester != GATEWAY:
+            raise Reject(f"{task.requester} is not the gateway of agent {self._agent}")
+        offered = task.input
         skill = offered["delegation_skill"]
         self.skills[offered["capability_id"]] = offered
         return {"status": "installed", "version": skill["version"]}

@@ -11,7 +11,7 @@ from gatepost.events import check_digest
 from gatepost.gateway.api.blob_upload import BlobUploads
 from gatepost.gateway.api.operations import Operations
 from gatepost.journal import Tx
-from gatepost.wire import StoredBlob
+from gatepost.wire.gateway_views import StoredBlob
 
 _AT_ONCE = 4
 _AT_ONCE_PER_AGENT = 2
@@ -51,14 +51,15 @@ class AgentBlobs:
             raise Unavailable("too many uploads of this agent at once", retry_after=1.0)
         self._uploading[agent] += 1
         try:
-            await self._check_quota(agent)
+            await self.require_quota(agent)
             return StoredBlob(*await self._uploads.store_body(body, agent))
         finally:
             self._uploading[agent] -= 1
             if not self._uploading[agent]:
                 del self._uploading[agent]
 
-    async def _check_quota(self, agent: str) -> None:
+    async def require_quota(self, agent: str) -> None:
+        """RateLimited if an agent has as many bytes here that it has not sent as it may have."""
         unsent = await self._core.read(lambda tx: unsent_upload_bytes(tx, agent))
         if unsent >= self._max_unsent_bytes:
             raise RateLimited(

@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from gatepost.errors import Forbidden, InvalidRequest, UnknownAgent
 from gatepost.events import check_agent_id
-from gatepost.gateway.api.room_views import ClaimRequest, GiveRequest, RoomAgentView
-from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.api.route_parameters import PathName
-from gatepost.gateway.peers.agent_ownership import AgentOwnership
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
+from gatepost.listening.route_decorators import get, post
+from gatepost.listening.route_parameters import PathName
 from gatepost.room import AgentRecord, EffectiveRecords, OwnedAgent, claim_key
 from gatepost.room.roles import Act
+from gatepost.room.service.agent_transfers import AgentOwnership
+from gatepost.wire.room_views import ClaimRequest, GiveRequest, RoomAgentView
 
 # How long a claim waits for the owner's answer.
 _ANSWER_SECS = 5.0
@@ -25,9 +25,9 @@ _LOOK_SECS = 0.1
 class AgentClaims:
     def __init__(self, ownership: AgentOwnership) -> None:
         self._ownership = ownership
-        self._publisher = ownership.publisher
-        self._replica = ownership.publisher.replica
-        self._core = core = ownership.publisher.replica.core
+        self._announcer = ownership.announcer
+        self._replica = ownership.announcer.replica
+        self._core = core = ownership.announcer.replica.core
         self._node_id = core.node.id
         self._transfers = core.delivery.transfers
 
@@ -113,7 +113,7 @@ class AgentClaims:
         self._replica.check_members(node)
         self._check_owner_gone(owned)
         await self._core.commit(lambda tx: self._record_override(tx, owned.id, node))
-        async with self._publisher.claims_lock:
+        async with self._announcer.claims_lock:
             owned = self._room_view.agents.get(owned.id, owned)
             if owned.gateway != node:
                 await self._ownership.publish_claim(

@@ -1,8 +1,10 @@
-"""Backup and restore of a state directory: journal, node key and blobs in one file.
+"""Backup and restore of a state directory: journal, keys, settings and blobs in one file.
 
 A backup is a tar file. Its journal is a snapshot of one moment, even while the gateway runs; its
-blobs are those the snapshot names. A restored journal begins a new incarnation (see
-delivery/restore.py) before it replaces the present journal, which is moved aside, not removed.
+blobs are those the snapshot names. Settings, the certificate, agents and policy are taken if they
+are in the state directory, and put back where nothing of the kind exists. A restored journal begins
+a new incarnation (see delivery/restore.py) before it replaces the present journal, which is moved
+aside, not removed.
 """
 
 import os
@@ -20,19 +22,20 @@ import msgspec
 from msgspec import Struct
 
 from gatepost.clock import Clock
-from gatepost.config import Settings
+from gatepost.config import FILE_NAME, Settings
+from gatepost.core.gateway_core import mailbox_policy, retry_policy
+from gatepost.core.state_dir import StateDir
 from gatepost.delivery import LocalNode, build_core
 from gatepost.delivery.restore import begin_incarnation, count_quarantined, quarantine
 from gatepost.errors import BackupError, GatepostError
 from gatepost.events import NodeKey
 from gatepost.files import open_replacement, sync_folder, write_file_atomically
-from gatepost.gateway.core import mailbox_policy, retry_policy
-from gatepost.gateway.state_dir import StateDir
-from gatepost.hub.policy import Policy
-from gatepost.hub.registry import AgentRegistry
-from gatepost.hub.task_engine import TaskEngine
-from gatepost.journal import Database, Tx, Writer
+from gatepost.journal import Database, Tx, Writer, outbox_reads
 from gatepost.journal.database import lock_journal
+from gatepost.journal.facts import find_fact
+from gatepost.tasks.policy import Policy
+from gatepost.tasks.registry import AgentRegistry
+from gatepost.tasks.task_engine import TaskEngine
 
 T = TypeVar("T")
 
@@ -44,22 +47,24 @@ _MANIFEST_NAME, _JOURNAL_NAME, _KEY_NAME, _BLOBS_PREFIX = (
     "blobs/",
 )
 _DIGEST_LENGTH = 64
+_SETTINGS_PREFIX = "settings/"
+# What an operator wrote or `init` made, below the state directory. A folder stands for its files.
+_SETTINGS_FILES = (FILE_NAME, "tls.key", "tls.crt", "policy.cedar", "agents", "secrets")
+_MAX_SETTINGS_FILES = 1000
 _QUARANTINE_BATCH = 1000
 # Added to the room versions this node signs after a restore: far more than a node signs between a
 # backup and its restore, for a record changes about once a minute. A random part is added, so that
 # one backup restored twice does not sign two different records with the same version. A thousand
 # restores in a row fit under the greatest version of a record, which is 2**31 - 1.
 _VERSION_LEAP = 1 << 20
-_MAX_MANIFEST_BYTES = 64 * 1024
-
-_SELECT_FACTS = (
-    "SELECT (SELECT value FROM fact WHERE name = ?), (SELECT value FROM fact WHERE name = ?)"
-)
-_SELECT_LAST_SEQ = "SELECT coalesce(max(last_seq), 0) FROM head"
+_MAX_MANIFEST_BYTES = 1024 * 1024
 
 
 class BackupManifest(Struct, frozen=True):
-    """Contents of a backup. `missing` blobs were deleted by the gateway while it was made."""
+    """Contents of a backup. `missing` blobs were deleted by the gateway while it was made.
+
+    `settings` names the files of the operator: settings, certificate, agents, policy, secrets.
+    """
 
     version: int
     node_id: str
@@ -70,10 +75,14 @@ class BackupManifest(Struct, frozen=True):
     journal_sha256: str
     blobs: int
     missing: int
+    settings: tuple[str, ...] = ()
 
 
 class RestoreResult(Struct, frozen=True):
-    """Outcome of a restore. `kept_in` is the folder that now holds the previous journal."""
+    """Outcome of a restore. `kept_in` is the folder that now holds the previous journal.
+
+    Of the operator's files, `settings` were put back, and `present` ones left as they are.
+    """
 
     node_id: str
     incarnation: str
@@ -83,6 +92,8 @@ class RestoreResult(Struct, frozen=True):
     in_doubt: int
     blobs: int
     kept_in: str | None
+    settings: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
 
 
 # -- backup
@@ -138,6 +149,7 @@ def _write_archive(state: StateDir, journal: Path, file: IO[bytes], clock: Clock
     node_id, incarnation, last_seq, digests = _read_journal_facts(journal)
     blobs = [state.blobs / digest.removeprefix("sha256:") for digest in digests]
     present = [blob for blob in blobs if blob.is_file()]
+    settings = _settings_files(state)
     manifest = BackupManifest(
         _FORMAT_VERSION,
         node_id,
@@ -148,12 +160,14 @@ def _write_archive(state: StateDir, journal: Path, file: IO[bytes], clock: Clock
         _file_sha256(journal),
         len(present),
         len(blobs) - len(present),
+        tuple(settings),
     )
     with tarfile.open(fileobj=file, mode="w") as tar:
         _add_content(tar, _MANIFEST_NAME, msgspec.json.encode(manifest))
         _add_content(tar, _KEY_NAME, state.key.read_bytes())
         for name, path in [
             (_JOURNAL_NAME, journal),
+            *((_SETTINGS_PREFIX + name, state.path / name) for name in settings),
             *((_BLOBS_PREFIX + b.name, b) for b in present),
         ]:
             with path.open("rb") as content:
@@ -161,13 +175,25 @@ def _write_archive(state: StateDir, journal: Path, file: IO[bytes], clock: Clock
     return manifest
 
 
+def _settings_files(state: StateDir) -> list[str]:
+    """The operator's files by their names below the state directory; links are not followed."""
+    found: list[Path] = []
+    for name in _SETTINGS_FILES:
+        path = state.path / name
+        found += sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else [path]
+    files = [path for path in found if path.is_file() and not path.is_symlink()]
+    if len(files) > _MAX_SETTINGS_FILES:
+        raise BackupError(f"there are more than {_MAX_SETTINGS_FILES} files of agents and secrets")
+    return [path.relative_to(state.path).as_posix() for path in files]
+
+
 def _read_journal_facts(journal: Path) -> tuple[str, str, int, list[str]]:
     """Return (node id, incarnation, last seq, digests of the blobs)."""
     connection = apsw.Connection(str(journal), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         tx = Tx(connection, 0)
-        ((node_id, incarnation),) = tx.fetch_all(_SELECT_FACTS, ("node_id", "incarnation"))
-        ((last,),) = tx.fetch_all(_SELECT_LAST_SEQ)
+        node_id, incarnation = find_fact(tx, "node_id"), find_fact(tx, "incarnation")
+        last = outbox_reads.last_seq(tx)
         digests = [row[0] for row in tx.fetch_all("SELECT digest FROM blob ORDER BY digest")]
     finally:
         connection.close()
@@ -216,7 +242,7 @@ def restore_backup(file: Path, settings: Settings, clock: Clock) -> RestoreResul
     The gateway must be stopped.
     """
     manifest = read_manifest(file)
-    if manifest.node_id != settings.node.id:
+    if settings.node.id not in {"", manifest.node_id}:
         raise BackupError(
             f"{file} is of node {manifest.node_id!r}, and this is {settings.node.id!r}:"
             " set node.id, or choose another backup"
@@ -249,11 +275,12 @@ class _RenewedJournal(Struct, frozen=True):
 
 def _unpack_archive(file: Path, manifest: BackupManifest, work: Path) -> None:
     """Extract only the members a backup has, under names chosen here."""
-    (work / "blobs").mkdir(mode=0o700)
+    for folder in ("blobs", "settings", "settings/agents", "settings/secrets"):
+        (work / folder).mkdir(mode=0o700)
     try:
         with tarfile.open(file, "r:") as tar:
             for member in tar:
-                path = _target_path(work, member)
+                path = _target_path(work, member, manifest)
                 content = tar.extractfile(member)
                 if path is not None and content is not None:
                     with _new_private_file(path) as target:
@@ -266,15 +293,25 @@ def _unpack_archive(file: Path, manifest: BackupManifest, work: Path) -> None:
         raise BackupError(f"{file} is damaged: its journal does not match its manifest")
 
 
-def _target_path(work: Path, member: tarfile.TarInfo) -> Path | None:
+def _target_path(work: Path, member: tarfile.TarInfo, manifest: BackupManifest) -> Path | None:
     name = member.name
     if not member.isreg():
         return None
     if name in (_JOURNAL_NAME, _KEY_NAME):
         return work / name
+    if name.startswith(_SETTINGS_PREFIX):
+        named = name.removeprefix(_SETTINGS_PREFIX)
+        return work / name if named in manifest.settings and _is_settings_name(named) else None
     digits = name.removeprefix(_BLOBS_PREFIX)
     is_blob = name.startswith(_BLOBS_PREFIX) and len(digits) == _DIGEST_LENGTH and digits.isalnum()
     return work / "blobs" / digits if is_blob else None
+
+
+def _is_settings_name(name: str) -> bool:
+    """Whether a backup may put a file back under this name."""
+    folder, _, file = name.rpartition("/")
+    is_plain = file not in {"", ".", ".."} and "/" not in folder
+    return is_plain and (folder or file) in _SETTINGS_FILES
 
 
 def _check_node_key(state: StateDir, work: Path) -> None:
@@ -338,6 +375,7 @@ def _install_restored(
     blobs = _add_blobs(state, work)
     if not state.key.exists():
         write_file_atomically(state.key, (work / _KEY_NAME).read_bytes())
+    installed, left = _add_settings(state, work, manifest)
     kept_in = _move_journal_aside(state, clock.now())
     (work / _JOURNAL_NAME).replace(state.journal)
     sync_folder(state.path)
@@ -350,6 +388,8 @@ def _install_restored(
         renewed.in_doubt,
         blobs,
         None if kept_in is None else str(kept_in),
+        installed,
+        left,
     )
 
 
@@ -360,6 +400,24 @@ def _add_blobs(state: StateDir, work: Path) -> int:
         blob.replace(state.blobs / blob.name)
     sync_folder(state.blobs)
     return len(found)
+
+
+def _add_settings(
+    state: StateDir, work: Path, manifest: BackupManifest
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Put the operator's files back; what is there already stays as it is."""
+    installed, left = [], []
+    for name in manifest.settings:
+        source, target = work / _SETTINGS_PREFIX / name, state.path / name
+        if not source.exists():
+            continue
+        if target.exists() or target.is_symlink():
+            left.append(name)
+            continue
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        write_file_atomically(target, source.read_bytes())
+        installed.append(name)
+    return tuple(installed), tuple(left)
 
 
 def _move_journal_aside(state: StateDir, now: int) -> Path | None:

@@ -25,47 +25,43 @@ from gatepost.access import (
 )
 from gatepost.access.agent_invites import IssuedAgentInvite
 from gatepost.access.auth_messages import AgentInviteRequest, ContextToken, ContextTokenRequest
-from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
-from gatepost.agent_tokens import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
+from gatepost.access.scopes import AGENT_SCOPES, ENDPOINT_AUTHORITY, AgentEndpoint
 from gatepost.errors import (
     ExpiredToken,
     GatepostError,
-    InvalidRequest,
     InvalidToken,
     Unauthorized,
 )
 from gatepost.events import check_agent_id
+from gatepost.events.reserved_names import require_agent_name
 from gatepost.gateway.admin.agent_blobs import AgentBlobs
-from gatepost.gateway.admin.session_authority import SessionAuthority, SessionRules
-from gatepost.gateway.admin.session_calls import SessionCalls
+from gatepost.gateway.admin.agent_session_authority import AgentSessionAuthority, AgentSessionRules
+from gatepost.gateway.admin.agent_session_calls import AgentSessionCalls
 from gatepost.gateway.admin.status import gateway_status
-from gatepost.gateway.api.frame_session import FrameSession
-from gatepost.gateway.api.http_routes import while_connected
-from gatepost.gateway.api.json_input import decode_json
-from gatepost.gateway.api.local_auth import is_session_token, parse_bearer_token
+from gatepost.gateway.api.frame_channel import FrameChannel
+from gatepost.gateway.api.http_routes import decode_operation
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.api.operator_access import OperatorAccess
-from gatepost.gateway.api.room_views import (
+from gatepost.gateway.api.websocket_transport import WebSocketTransport
+from gatepost.journal import Tx
+from gatepost.listening.connected_requests import while_connected
+from gatepost.listening.connection_guard import AnyConnection, ConnectionGuard
+from gatepost.listening.connection_pool import identify_connection
+from gatepost.listening.json_input import decode_json
+from gatepost.listening.local_auth import is_session_token, parse_bearer_token
+from gatepost.listening.operator_access import OperatorAccess
+from gatepost.listening.route_decorators import get, post
+from gatepost.listening.route_parameters import AnyRequest, AnyWebSocket, PathName
+from gatepost.mailbox.enqueue import find_mailbox
+from gatepost.wire.agent_tokens import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
+from gatepost.wire.frame_types import Op
+from gatepost.wire.gateway_views import StoredBlob
+from gatepost.wire.operations import Enqueue
+from gatepost.wire.room_views import (
     AgentInviteResult,
     AgentInviteView,
     AgentSessionView,
     EndedSessions,
     ExternalAgentList,
-)
-from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
-from gatepost.gateway.api.websocket_transport import WebSocketTransport
-from gatepost.gateway.listening.connection_guard import AnyConnection, ConnectionGuard
-from gatepost.gateway.listening.connection_pool import identify_connection
-from gatepost.journal import Tx
-from gatepost.mailbox.enqueue import find_mailbox
-from gatepost.wire import (
-    Enqueue,
-    Op,
-    Operation,
-    StoredBlob,
-    Subscribe,
-    Unsubscribe,
 )
 
 INVOKE_PATH = "/ansible/agent/invoke"
@@ -83,7 +79,6 @@ class _OperationName(Struct):
 
 
 _name_decoder = msgspec.json.Decoder(_OperationName)
-_operation_decoder: msgspec.json.Decoder[Op] = msgspec.json.Decoder(Operation)
 
 
 class ExternalAgents:
@@ -103,8 +98,8 @@ class ExternalAgents:
         self._access = access
         self._sessions = AgentSessions(self._core.clock, policy)
         self._blobs = AgentBlobs(operations)
-        self._rules = SessionRules(operations, self._blobs)
-        self._calls = SessionCalls()
+        self._rules = AgentSessionRules(operations, self._blobs)
+        self._calls = AgentSessionCalls()
 
     # -- invites and sessions
 
@@ -187,15 +182,22 @@ class ExternalAgents:
         authorize_operation_name(session, name)
         if name == "status":
             return await gateway_status(self._operations)
-        op = decode_json(_operation_decoder, body)
+        op = decode_operation(body)
+        return await while_connected(request, self.perform_as(session, op))
+
+    async def perform_as(self, session: AgentSession, op: Op) -> Any:
+        """Run an operation with the authority of a session; Revoked if that ends meanwhile."""
         authorize_op(session, op)
         self._rules.admit(session, op)
-        work = while_connected(request, self._perform(session, op))
-        return await self._calls.run_call(session.id, work)
+        return await self._calls.run_call(session.id, self._perform(session, op))
+
+    def local_session(self, agent: str) -> AgentSession:
+        """The authority of an agent of this machine, for which the operator's account speaks."""
+        name, now = require_agent_name(check_agent_id(agent)), self._core.clock.now()
+        id = f"local:{name}"
+        return AgentSession(id, name, AGENT_SCOPES, "access", "", 2**53, now, "", True)
 
     async def _perform(self, session: AgentSession, op: Op) -> Any:
-        if isinstance(op, Subscribe | Unsubscribe):
-            raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")
         await self._rules.check_subject(session, op)
         if isinstance(op, Enqueue) and (plan := self._operations.plan_transaction(op)):
             return await self._core.commit(self._rules.restrict_plan(op, plan))
@@ -206,8 +208,8 @@ class ExternalAgents:
         limits = self._operations.core.settings.limits
         life = (session.expires_at - self._core.clock.now()) / 1000
         carrier = WebSocketTransport(socket, limits.max_body_bytes)
-        authority = SessionAuthority(self._rules, session)
-        work = carrier.run(FrameSession(self._operations, carrier.wake, authority))
+        authority = AgentSessionAuthority(self._rules, session)
+        work = carrier.run(FrameChannel(self._operations, carrier.wake, authority))
         try:
             async with asyncio.timeout(life):
                 await self._calls.run_call(session.id, work)
@@ -218,7 +220,9 @@ class ExternalAgents:
 
     async def read_blob(self, request: AnyRequest, digest: str) -> AsyncIterator[bytes]:
         """The payload of a message or reply of the session's own agent, piece by piece."""
-        session = await self._authorize(request, AgentEndpoint.BLOBS)
+        return await self.read_blob_as(await self._authorize(request, AgentEndpoint.BLOBS), digest)
+
+    async def read_blob_as(self, session: AgentSession, digest: str) -> AsyncIterator[bytes]:
         key = await self._blobs.find_key(session, digest)
         return self._calls.stream_pieces(session.id, self._core.blobs.read_payload(digest, key))
 

@@ -15,16 +15,28 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from gatepost.access import Scope, require_scope
+from gatepost.delivery.incident_counts import count_incidents
 from gatepost.errors import Conflict, NotFound
 from gatepost.events import AgentId, EventId, MsgId
 from gatepost.events.envelope import EpochMs, NonNegativeInt
 from gatepost.gateway.admin.external_agents import ExternalAgents, has_session_token
 from gatepost.gateway.admin.room_feedback import RoomFeedback
-from gatepost.gateway.api.operator_access import OperatorAccess
-from gatepost.gateway.api.report_views import (
+from gatepost.journal import Tx
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Row
+from gatepost.listening.operator_access import OperatorAccess
+from gatepost.listening.route_decorators import get, post
+from gatepost.listening.route_parameters import AnyRequest, PageSize, PathName
+from gatepost.room import RoomChange
+from gatepost.room.findings import MAX_AHEAD_MS, share_page
+from gatepost.room.records import SkillVersion
+from gatepost.room.service.record_announcer import RecordAnnouncer
+from gatepost.wire.operations import Count
+from gatepost.wire.report_views import (
     EtaAdviceView,
     IncidentDecision,
     IncidentPage,
+    IncidentSweep,
     IncidentView,
     NotedCounts,
     ReviewDecision,
@@ -32,15 +44,6 @@ from gatepost.gateway.api.report_views import (
     ReviewStatus,
     ReviewView,
 )
-from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.api.route_parameters import AnyRequest, PageSize, PathName
-from gatepost.gateway.monitoring.incident_counts import count_incidents
-from gatepost.gateway.peers.record_publisher import RecordPublisher
-from gatepost.journal import Tx
-from gatepost.journal.audit import record_audit_entry
-from gatepost.journal.transaction import Row
-from gatepost.room import RoomChange
-from gatepost.room.records import SkillVersion
 
 SinceMs = Annotated[int, QueryParameter(ge=0, le=2**53)]
 IncidentClass = Annotated[str | None, QueryParameter(name="class", max_length=100)]
@@ -68,9 +71,12 @@ PipelineClass = Literal[
 _PIPELINE_SOURCE = "pipeline"
 _NO_LOCAL_TOKEN = {"open": True}
 _SHARE_MS = 60_000
+# Incidents that are resolved in one transaction.
+_SWEEP_SIZE = 500
 
 _INCIDENT_COLUMNS = """
-id, class, subject, detail, raised_at, source, corr_ids, status, settled_at, settled_by
+id, class, subject, detail, raised_at, source, corr_ids, status, settled_at, settled_by, ended_at,
+count
 """
 _SELECT_INCIDENT = f"SELECT {_INCIDENT_COLUMNS} FROM incident WHERE id = ?"
 _SELECT_POSTED_INCIDENTS = f"""
@@ -81,13 +87,21 @@ _IS_OPEN_INCIDENT = "SELECT 1 FROM incident WHERE id = ? AND status = 'open'"
 _CLOSE_INCIDENT = """
 UPDATE incident SET status = ?, settled_at = ?, settled_by = ? WHERE id = ? AND status = 'open'
 """
+_SELECT_OPEN_INCIDENTS = f"""
+SELECT {_INCIDENT_COLUMNS} FROM incident
+WHERE status = 'open' AND (?1 IS NULL OR class = ?1) AND raised_at < ?2
+ORDER BY raised_at LIMIT {_SWEEP_SIZE}
+"""
 _SELECT_INCIDENTS = f"""
 SELECT {_INCIDENT_COLUMNS} FROM incident
 WHERE raised_at >= ? AND (?2 IS NULL OR class = ?2) ORDER BY raised_at DESC, id LIMIT ?
 """
-_INSERT_INCIDENT = """
-INSERT OR IGNORE INTO incident (id, class, subject, detail, raised_at, source, corr_ids)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+# The latest post says how far an incident has got; its status is the operator's.
+_UPSERT_INCIDENT = """
+INSERT INTO incident (id, class, subject, detail, raised_at, source, corr_ids, ended_at, count)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at, detail = excluded.detail,
+    count = coalesce(excluded.count, count), corr_ids = excluded.corr_ids
 """
 _REVIEW_COLUMNS = """
 id, capability_id, delegation_skill_version, executor_skill_version, failure_class, count,
@@ -119,20 +133,30 @@ WHERE excluded.at > at
 _SELECT_ADVICE = f"SELECT {_ADVICE_COLUMNS} FROM eta_advice ORDER BY capability_id"
 
 
-_INCIDENT_JSON_NAMES = {"class_": "class", "raised_at": "raisedAt", "corr_ids": "corrIds"}
+_INCIDENT_JSON_NAMES = {
+    "class_": "class",
+    "raised_at": "raisedAt",
+    "ended_at": "endedAt",
+    "corr_ids": "corrIds",
+}
 
 
 PostedReport = TypeVar("PostedReport", IncidentView, ReviewView)
 
 
 class NewIncident(Struct, frozen=True, rename=_INCIDENT_JSON_NAMES, forbid_unknown_fields=True):
-    """An incident posted by the pipeline. The same `id` again is the same incident."""
+    """An incident posted by the pipeline. Posted again, all but its class and status may change.
+
+    `ended_at` is until when it lasted; None while it lasts. `count` deliveries are concerned.
+    """
 
     id: IncidentId
     class_: PipelineClass
     subject: ShortText
     detail: ShortText
     raised_at: EpochMs
+    ended_at: EpochMs | None = None
+    count: NonNegativeInt | None = None
     corr_ids: CorrIds = field(default_factory=list)
 
 
@@ -160,13 +184,13 @@ class NewEtaAdvice(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
 
 
 class Feedback:
-    def __init__(self, publisher: RecordPublisher) -> None:
-        self._publisher = publisher
-        self._core = publisher.replica.core
-        self._room = RoomFeedback(publisher)
+    def __init__(self, announcer: RecordAnnouncer) -> None:
+        self._announcer = announcer
+        self._core = announcer.replica.core
+        self._room = RoomFeedback(announcer)
         self._shared_at = 0
         self._is_share_due = True
-        publisher.replica.watch_changes(self._note_change)
+        announcer.replica.watch_changes(self._note_change)
 
     def _note_change(self, change: RoomChange | None) -> None:
         """Another gateway may have settled a finding, or the room is another document now."""
@@ -186,14 +210,15 @@ class Feedback:
             known = {id for id in elsewhere if tx.fetch_one(_SELECT_INCIDENT, (id,))}
             return list(map(_incident_view, rows)), known, count_incidents(tx, since)
 
-        found, known, counts = await self._core.read(find)
+        own, known, counts = await self._core.read(find)
+        found = [(self._core.node.id, each) for each in own]
         found += [
-            each
-            for id, each in elsewhere.items()
+            (writer, each)
+            for id, (writer, _, each) in elsewhere.items()
             if id not in known and each.raised_at >= since and class_ in (None, each.class_)
         ]
-        found.sort(key=lambda each: (-each.raised_at, each.id))
-        return IncidentPage(found[:limit], counts, self._room.incident_counts())
+        page = share_page(found, limit, _newest_first)
+        return IncidentPage(page, counts, self._room.incident_counts())
 
     async def store_incidents(self, found: Sequence[NewIncident]) -> NotedCounts:
         counts = self._core.delivery.incidents.counts
@@ -201,13 +226,11 @@ class Feedback:
         def store(tx: Tx) -> int:
             new = 0
             for each in found:
-                # The prefix keeps the pipeline from replacing an incident that a gateway raised.
-                id = f"{_PIPELINE_SOURCE}:{each.id}"
-                row = (id, each.class_, each.subject, each.detail, each.raised_at, _PIPELINE_SOURCE)
-                tx.execute(_INSERT_INCIDENT, (*row, _encode_list(each.corr_ids)))
-                if tx.changed_rows():
+                row = _incident_row(tx, each)
+                if tx.fetch_one(_SELECT_INCIDENT, row[:1]) is None:
                     new += 1
                     tx.add_effect(partial(counts.update, [each.class_]))
+                tx.execute(_UPSERT_INCIDENT, row)
             return new
 
         new = await self._core.commit(store)
@@ -221,7 +244,8 @@ class Feedback:
 
         def resolve(tx: Tx) -> IncidentView:
             row = tx.fetch_one(_SELECT_INCIDENT, (id,))
-            known = elsewhere if row is None else _incident_view(row)
+            shown = None if elsewhere is None else elsewhere.view
+            known = shown if row is None else _incident_view(row)
             known = _require_open(known, f"incident {id}", "gatepost incidents")
             tx.execute(_CLOSE_INCIDENT, ("resolved", tx.now, self._core.node.id, id))
             record_audit_entry(tx, actor, "incident.resolve", id, note)
@@ -232,6 +256,44 @@ class Feedback:
         if resolved.source == _PIPELINE_SOURCE:
             await self._room.publish_incidents([resolved])
         return resolved
+
+    async def resolve_incidents(self, wanted: IncidentSweep, actor: str) -> Count:
+        """Resolve the open incidents of a class and an age, of this gateway and of the others.
+
+        What was posted to another gateway stays open if this one may not settle it.
+        """
+        before = self._core.clock.now() + 1 if wanted.before is None else wanted.before
+        count = 0
+        while resolved := await self._core.commit(
+            partial(self._resolve_oldest, wanted=wanted, before=before, actor=actor)
+        ):
+            await self._room.publish_incidents(
+                each for each in resolved if each.source == _PIPELINE_SOURCE
+            )
+            count += len(resolved)
+        for _, _, each in self._room.incidents().values():
+            is_wanted = wanted.class_ in (None, each.class_) and each.raised_at < before
+            if each.status == "open" and is_wanted and self._room.may_settle_incident(each.id):
+                await self.resolve_incident(each.id, wanted.note, actor)
+                count += 1
+        return Count(count=count)
+
+    def _resolve_oldest(
+        self, tx: Tx, wanted: IncidentSweep, before: int, actor: str
+    ) -> list[IncidentView]:
+        found = [
+            replace(
+                _incident_view(row),
+                status="resolved",
+                settled_at=tx.now,
+                settled_by=self._core.node.id,
+            )
+            for row in tx.fetch_all(_SELECT_OPEN_INCIDENTS, (wanted.class_, before))
+        ]
+        for each in found:
+            tx.execute(_CLOSE_INCIDENT, (each.status, each.settled_at, each.settled_by, each.id))
+            record_audit_entry(tx, actor, "incident.resolve", each.id, wanted.note)
+        return found
 
     async def _publish_incidents(self) -> None:
         rows = await self._core.read(
@@ -250,18 +312,19 @@ class Feedback:
             known = {id for id in elsewhere if tx.fetch_one(_SELECT_REVIEW, (id,))}
             return [_review_view(row) for row in rows], known
 
-        found, known = await self._core.read(find)
+        own, known = await self._core.read(find)
+        found = [(self._core.node.id, each) for each in own]
         found += [
-            each
-            for id, each in elsewhere.items()
+            (writer, each)
+            for id, (writer, _, each) in elsewhere.items()
             if id not in known and status in (None, each.status)
         ]
-        return sorted(found, key=lambda each: (-each.raised_at, each.id))[:limit]
+        return share_page(found, limit, _newest_first)
 
     async def store_reviews(self, found: Sequence[NewReview]) -> NotedCounts:
         def store(tx: Tx) -> int:
             known = {each.id for each in found if tx.fetch_one(_SELECT_REVIEW, (each.id,))}
-            tx.execute_many(_UPSERT_REVIEW, map(_review_row, found))
+            tx.execute_many(_UPSERT_REVIEW, [_review_row(tx, each) for each in found])
             return len({each.id for each in found} - known)
 
         new = await self._core.commit(store)
@@ -277,7 +340,8 @@ class Feedback:
 
         def close(tx: Tx) -> ReviewView:
             row = tx.fetch_one(_SELECT_REVIEW, (id,))
-            known = elsewhere if row is None else _review_view(row)
+            shown = None if elsewhere is None else elsewhere.view
+            known = shown if row is None else _review_view(row)
             known = _require_open(known, f"review {id}", "gatepost reviews list")
             tx.execute(_CLOSE_REVIEW, (status, tx.now, actor, note, id))
             record_audit_entry(tx, actor, f"review.{status}", id, note)
@@ -309,10 +373,22 @@ class Feedback:
         await self._room.publish_advice(await self._core.read(_read_advice))
 
     async def _follow_decisions(self) -> None:
-        """Settle reviews and incidents in the journal that other gateways have settled."""
+        """Settle reviews and incidents in the journal that backbone gateways have settled.
+
+        The room may not have our claim yet, so that an edge node looks like the only one that
+        raised the report.
+        """
         own = self._core.node.id
-        reviews = [r for r in self._room.reviews().values() if r.settled_by not in (None, own)]
-        incidents = [i for i in self._room.incidents().values() if i.settled_by not in (None, own)]
+        reviews = [
+            each.view
+            for each in self._room.reviews().values()
+            if each.is_trusted and each.view.settled_by not in (None, own)
+        ]
+        incidents = [
+            each.view
+            for each in self._room.incidents().values()
+            if each.is_trusted and each.view.settled_by not in (None, own)
+        ]
 
         def find_open(tx: Tx) -> tuple[list[ReviewView], list[IncidentView]]:
             return [r for r in reviews if tx.fetch_one(_IS_OPEN_REVIEW, (r.id,))], [
@@ -338,7 +414,8 @@ class Feedback:
         def store(tx: Tx) -> int:
             new = 0
             for each in found:
-                tx.execute(_UPSERT_ADVICE, msgspec.structs.astuple(each))
+                row = replace(each, at=_bound_time(tx, each.at))
+                tx.execute(_UPSERT_ADVICE, msgspec.structs.astuple(row))
                 new += tx.changed_rows()
             return new
 
@@ -354,6 +431,15 @@ class Feedback:
             if known is None or known.at <= own.at:
                 found[own.capability_id] = own
         return [found[id] for id in sorted(found)]
+
+
+def _newest_first(each: IncidentView | ReviewView) -> tuple[int, str]:
+    return -each.raised_at, each.id
+
+
+def _bound_time(tx: Tx, at: int) -> int:
+    """The time of a finding; one that lies ahead of our clock is taken as now."""
+    return at if at <= tx.now + MAX_AHEAD_MS else tx.now
 
 
 def _read_advice(tx: Tx) -> list[EtaAdviceView]:
@@ -380,11 +466,19 @@ def _review_view(row: Row) -> ReviewView:
     return ReviewView(*values)
 
 
-def _review_row(new: NewReview) -> Row:
+def _incident_row(tx: Tx, new: NewIncident) -> Row:
+    # The prefix keeps the pipeline from replacing an incident that a gateway raised.
+    id = f"{_PIPELINE_SOURCE}:{new.id}"
+    head = (id, new.class_, new.subject, new.detail, _bound_time(tx, new.raised_at))
+    ended_at = None if new.ended_at is None else _bound_time(tx, new.ended_at)
+    return (*head, _PIPELINE_SOURCE, _encode_list(new.corr_ids), ended_at, new.count)
+
+
+def _review_row(tx: Tx, new: NewReview) -> Row:
     versions = (new.delegation_skill_version, new.executor_skill_version)
     samples = (_encode_list(new.corr_ids), _encode_list(new.event_ids))
     head = (new.id, new.capability_id, *versions, new.failure_class)
-    return (*head, new.count, *samples, new.raised_at)
+    return (*head, new.count, *samples, _bound_time(tx, new.raised_at))
 
 
 def _encode_list(values: list[str]) -> str:
@@ -451,11 +545,15 @@ def _read_routes(feedback: Feedback) -> list[Any]:
     async def resolve_incident(data: JSONBody[IncidentDecision]) -> IncidentView:
         return await feedback.resolve_incident(data.id, data.note, "operator")
 
+    @post("/v1/incidents/resolve-all", status_code=200, summary="Incidents were dealt with")
+    async def resolve_incidents(data: JSONBody[IncidentSweep]) -> Count:
+        return await feedback.resolve_incidents(data, "operator")
+
     @get("/v1/eta-advice", summary="How long capabilities take, and what to promise")
     async def advice() -> list[EtaAdviceView]:
         return await feedback.find_advice()
 
-    return [incidents, resolve_incident, advice]
+    return [incidents, resolve_incident, resolve_incidents, advice]
 
 
 def _review_routes(feedback: Feedback) -> list[Any]:

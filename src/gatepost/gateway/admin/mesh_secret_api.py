@@ -6,13 +6,13 @@ from gatepost.access import MeshSecrets
 from gatepost.access.join_secret import JoinSecret
 from gatepost.errors import Forbidden, Unavailable
 from gatepost.events import fingerprint_key
-from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.mesh.mesh_secret_sharing import MeshSecretSharing
-from gatepost.gateway.mesh.mesh_views import MeshSecretView
-from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.listening.route_decorators import get, post
 from gatepost.mesh.onion.onion_identity import master_identity
+from gatepost.mesh.service.mesh_secret_sharing import MeshSecretSharing
 from gatepost.room import MeshSecretRecord
 from gatepost.room.roles import may_write
+from gatepost.room.service.room_replica import RoomReplica
+from gatepost.wire.mesh_views import MeshSecretView
 
 
 def create_routes(sharing: MeshSecretSharing, replica: RoomReplica) -> list[Any]:

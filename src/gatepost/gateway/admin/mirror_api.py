@@ -3,14 +3,14 @@
 from litestar import Router
 from litestar.params import JSONBody
 
-from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.api.route_decorators import get, post, put
-from gatepost.gateway.api.route_parameters import AnyRequest, PageSize, RoomWaitSecs
-from gatepost.gateway.mirror_views import MirrorDone, MirrorPage, MirrorSwitch
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
-from gatepost.wire import Count
+from gatepost.listening.connected_requests import while_connected
+from gatepost.listening.route_decorators import get, post, put
+from gatepost.listening.route_parameters import AnyRequest, PageSize, RoomWaitSecs
+from gatepost.wire.mirror_views import MirrorDone, MirrorPage, MirrorSwitch
+from gatepost.wire.operations import Count
 
 
 def create_router(operations: Operations) -> Router:

@@ -8,35 +8,18 @@ from msgspec import Raw
 from gatepost.access import MeshSecretStore, NodeRevoker, node_invites
 from gatepost.access.node_directory import KnownNode
 from gatepost.access.node_invites import IssuedNodeInvite, NodeInvite
-from gatepost.delivery.receiver.cursors import last_known_seq
+from gatepost.delivery.inbox.cursors import last_known_seq
 from gatepost.errors import Conflict, Forbidden, UnknownNode
 from gatepost.events import check_node_id, fingerprint_key
-from gatepost.gateway.api.room_views import (
-    InviteResult,
-    InviteView,
-    JoinMeshRequest,
-    JoinRequest,
-    JoinResult,
-    NewInvite,
-    NodeList,
-    NodeView,
-    RecordView,
-    RevocationView,
-    RevokedView,
-    RevokeRequest,
-    RoomView,
-    RotateResult,
-    VerifyResult,
-)
-from gatepost.gateway.api.route_decorators import delete, get, post
-from gatepost.gateway.api.route_parameters import PathName, RoomWaitSecs, SeenCount
-from gatepost.gateway.mesh.bootstrap_client import BootstrapClient
-from gatepost.gateway.monitoring.peer_report import PeerReport
-from gatepost.gateway.peers.dialer import Dialer
-from gatepost.gateway.peers.join_client import JoinedPeer, http_url
-from gatepost.gateway.peers.record_publisher import RecordChanges, RecordPublisher
-from gatepost.gateway.peers.room_coordinator import RoomCoordinator
-from gatepost.journal import Tx
+from gatepost.gateway.monitoring.peer_statuses import PeerStatuses
+from gatepost.journal import Tx, outbox_reads
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.facts import save_fact
+from gatepost.links.service.bootstrap_client import BootstrapClient
+from gatepost.links.service.dialer import Dialer
+from gatepost.links.service.join_client import JoinedPeer, http_url
+from gatepost.listening.route_decorators import delete, get, post, put
+from gatepost.listening.route_parameters import PathName, RoomWaitSecs, SeenCount
 from gatepost.room import (
     InviteRecord,
     RevocationRecord,
@@ -47,7 +30,27 @@ from gatepost.room import (
 )
 from gatepost.room.records import MAX_STANDING, standing_key
 from gatepost.room.roles import Act
-from gatepost.wire import PeerStatus
+from gatepost.room.service.record_announcer import RecordAnnouncer, RecordChanges
+from gatepost.room.service.room_coordinator import RoomCoordinator
+from gatepost.wire.gateway_views import PeerStatus
+from gatepost.wire.room_views import (
+    InviteResult,
+    InviteView,
+    JoinMeshRequest,
+    JoinRequest,
+    JoinResult,
+    NewInvite,
+    NodeIdentity,
+    NodeList,
+    NodeView,
+    RecordView,
+    RevocationView,
+    RevokedView,
+    RevokeRequest,
+    RoomView,
+    RotateResult,
+    VerifyResult,
+)
 
 _SECOND_MS = 1000
 
@@ -55,17 +58,17 @@ _SECOND_MS = 1000
 class RoomApi:
     def __init__(
         self,
-        publisher: RecordPublisher,
+        announcer: RecordAnnouncer,
         dialer: Dialer,
-        report: PeerReport,
+        peers: PeerStatuses,
         room_coordinator: RoomCoordinator,
         bootstrap: BootstrapClient,
     ) -> None:
-        self._publisher = publisher
-        self._replica = publisher.replica
-        self._core = publisher.replica.core
+        self._announcer = announcer
+        self._replica = announcer.replica
+        self._core = announcer.replica.core
         self._dialer = dialer
-        self._report = report
+        self._peers = peers
         self._room_coordinator = room_coordinator
         self._bootstrap = bootstrap
 
@@ -100,6 +103,19 @@ class RoomApi:
         await self._publish_invite(invite)
         return self._invite_view(invite)
 
+    async def choose_node_id(self, wanted: NodeIdentity) -> NodeIdentity:
+        """Take another node id and start again. Only a gateway nobody knows yet can."""
+        current, id = self._core.node.id, check_node_id(wanted.id)
+        if id == current:
+            return NodeIdentity(current)
+        if self._core.settings.node.id:
+            raise Conflict(f"the settings name this gateway {current!r}: change `node.id` there")
+        if self._replica.room is not None:
+            raise Conflict(f"the room knows this gateway as {current!r}: that is its name for good")
+        await self._core.commit(lambda tx: _change_node_id(tx, current, id))
+        self._core.restart_wanted.set()
+        return NodeIdentity(id)
+
     async def join_room(self, wanted: JoinRequest) -> JoinResult:
         return self._join_result(await self._dialer.join_room(wanted.seed, wanted.token, wanted.ca))
 
@@ -113,7 +129,7 @@ class RoomApi:
 
     async def list_nodes(self) -> NodeList:
         room = self._replica.current_room
-        peers = {peer.id: peer for peer in await self._report.describe_peers()}
+        peers = {peer.id: peer for peer in await self._peers.describe_peers()}
         members = sorted(room.effective.nodes.values(), key=lambda member: member.rank)
         revoked = [
             RevokedView(node, fingerprint_key(key))
@@ -123,6 +139,7 @@ class RoomApi:
             [self._node_view(m, peers.get(m.id)) for m in members],
             revoked,
             dict(self._dialer.problems),
+            self._peers.mesh_problems(),
         )
 
     async def revoke_node(self, node: str, wanted: RevokeRequest) -> RevocationView:
@@ -140,8 +157,8 @@ class RoomApi:
             return revoker.revoke_node(tx, node, actor="operator", **options).sessions
 
         try:
-            await self._publisher.publish_records(parts)
-            sessions = await self._publisher.commit_with("nodes", key, record, revoke_sessions)
+            await self._announcer.publish_records(parts)
+            sessions = await self._announcer.commit_with("nodes", key, record, revoke_sessions)
         except BaseException:
             self._core.delivery.routes.honoured_seqs.pop(node, None)
             raise
@@ -212,7 +229,8 @@ class RoomApi:
         ]
         incidents = dict(self._replica.connections.incident_counts)
         changes = self._replica.changes.count
-        return RoomView(room.id, room.genesis.node, room.epoch, changes, records, incidents)
+        genesis, key = room.genesis.node, room.genesis.key.hex()
+        return RoomView(room.id, genesis, key, room.epoch, changes, records, incidents)
 
     async def verify_records(self) -> VerifyResult:
         """Check the signature of every stored record, and show who signed one version twice."""
@@ -220,14 +238,12 @@ class RoomApi:
         found = await self._core.read(
             lambda tx: [e.message for e in store.find_violations(tx, genesis)]
         )
-        count = await self._core.read(
-            lambda tx: tx.fetch_all("SELECT count(*) FROM room_record")[0][0]
-        )
-        twice = await self._core.read(lambda tx: store.find_evidence(tx, genesis))
+        count = await self._core.read(store.count_records)
+        twice = await self._core.read(lambda tx: store.load_evidence(tx, genesis))
         found += [
             f"{s.writer} signed version {s.version} of {s.map} {s.key} twice, which no honest"
             f" gateway does; ask its operator, or `gatepost revoke {s.writer}`"
-            for s in twice
+            for s in (proof.first for proof in twice)
         ]
         return VerifyResult(count, found)
 
@@ -245,7 +261,7 @@ class RoomApi:
             used_at=invite.used_at,
             revoked_at=invite.revoked_at,
         )
-        await self._publisher.publish_records(
+        await self._announcer.publish_records(
             {("invites", claim_key(invite.id, self._core.node.id)): record}
         )
 
@@ -261,11 +277,11 @@ class RoomApi:
 
     def _node_view(self, member: RoomMember, peer: PeerStatus | None) -> NodeView:
         connected = sum(c.public_key == member.public_key for c in self._replica.connections)
-        record = member.record
+        record, health = member.record, self._core.health
         return NodeView(
             member.id,
             member.tier,
-            self._core.health.current_status() if peer is None else peer.status,
+            health.current_status() if peer is None else peer.status,
             fingerprint_key(member.public_key),
             record.endpoint_ws,
             record.added_by,
@@ -273,6 +289,7 @@ class RoomApi:
             connected,
             member.public_key == self._core.node.key.public,
             peer,
+            health.describe() if peer is None else peer.state,
         )
 
 
@@ -288,6 +305,10 @@ def create_routes(api: RoomApi) -> list[Any]:
     @delete("/v1/room/invites/{invite_id:str}", status_code=200, summary="Withdraw an invite")
     async def withdraw(invite_id: PathName) -> InviteView:
         return await api.withdraw_invite(invite_id)
+
+    @put("/v1/node", summary="Choose the id of a gateway that nobody knows yet; it starts again")
+    async def choose_node_id(data: JSONBody[NodeIdentity]) -> NodeIdentity:
+        return await api.choose_node_id(data)
 
     @post("/v1/room/join", status_code=200, summary="Join the room of another gateway")
     async def join(data: JSONBody[JoinRequest]) -> JoinResult:
@@ -317,7 +338,16 @@ def create_routes(api: RoomApi) -> list[Any]:
     async def verify() -> VerifyResult:
         return await api.verify_records()
 
-    return [invite, invites, withdraw, join, join_mesh, nodes, revoke, show, rotate, verify]
+    members = [choose_node_id, invite, invites, withdraw, join, join_mesh, nodes, revoke]
+    return [*members, show, rotate, verify]
+
+
+def _change_node_id(tx: Tx, current: str, id: str) -> None:
+    """Every event names its node, so the first event settles the id."""
+    if outbox_reads.last_seq(tx):
+        raise Conflict(f"this gateway has sent messages as {current!r}: that is its name for good")
+    save_fact(tx, "node_id", id)
+    record_audit_entry(tx, "operator", "node.choose_id", id, f"was {current}")
 
 
 def _record_state(data: object) -> Literal["live", "tombstone"]:

@@ -8,13 +8,11 @@ details follows. An edge gateway settles those that were posted to it alone.
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from gatepost.errors import Forbidden
-from gatepost.gateway.api.report_views import EtaAdviceView, IncidentView, ReviewView
-from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.room import (
     EtaAdviceRecord,
     IncidentRecord,
@@ -24,8 +22,11 @@ from gatepost.room import (
     SharedRoom,
     claim_key,
 )
+from gatepost.room.findings import choose_advice, choose_reports
 from gatepost.room.records import REFERENCE_PATTERN, key_subject
 from gatepost.room.roles import Act
+from gatepost.room.service.record_announcer import RecordAnnouncer
+from gatepost.wire.report_views import EtaAdviceView, IncidentView, ReviewView
 
 # Maximum number of samples of a record, and of own records in each of the maps. A node needs keys
 # for other records too.
@@ -36,31 +37,53 @@ _UNSETTLED = {"status", "settled_at", "settled_by"}
 _is_reference = re.compile(REFERENCE_PATTERN).match
 
 
+V = TypeVar("V", ReviewView, IncidentView)
+
+
+class SharedFinding(NamedTuple, Generic[V]):
+    """A report as the room shows it, and whose claim that is.
+
+    `is_trusted`: its writer may settle what others raised.
+    """
+
+    writer: str
+    is_trusted: bool
+    view: V
+
+
 class RoomFeedback:
-    def __init__(self, publisher: RecordPublisher) -> None:
-        self._publisher = publisher
-        self._node = publisher.replica.core.node
+    def __init__(self, announcer: RecordAnnouncer) -> None:
+        self._announcer = announcer
+        self._node = announcer.replica.core.node
+        self._clock = announcer.replica.core.clock
 
     @property
     def _room(self) -> SharedRoom | None:
-        return self._publisher.replica.room
+        return self._announcer.replica.room
 
     # -- the findings of all gateways
 
-    def reviews(self) -> dict[str, ReviewView]:
-        room = self._room
-        found = {} if room is None else room.effective.reviews
-        return {id: _review_view(id, record) for id, record in found.items()}
+    def reviews(self) -> dict[str, SharedFinding[ReviewView]]:
+        found = {} if self._room is None else self._room.effective.reviews
+        return {
+            id: SharedFinding(claim.writer, claim.is_trusted, _review_view(id, claim.record))
+            for id, claim in choose_reports(found, self._clock.now()).items()
+        }
 
-    def incidents(self) -> dict[str, IncidentView]:
-        room = self._room
-        found = () if room is None else room.effective.incidents.values()
-        return {record.id: _incident_view(record) for record in found}
+    def incidents(self) -> dict[str, SharedFinding[IncidentView]]:
+        found = {} if self._room is None else self._room.effective.incidents
+        return {
+            claim.record.id: SharedFinding(
+                claim.writer, claim.is_trusted, _incident_view(claim.record)
+            )
+            for claim in choose_reports(found, self._clock.now()).values()
+        }
 
     def advice(self) -> dict[str, EtaAdviceView]:
-        room = self._room
-        found = {} if room is None else room.effective.eta_advice
-        return {id: _advice_view(id, record) for id, record in found.items()}
+        found = {} if self._room is None else self._room.effective.eta_advice
+        now = self._clock.now()
+        chosen = {id: choose_advice(claims, now) for id, claims in found.items()}
+        return {id: _advice_view(id, record) for id, record in chosen.items() if record}
 
     def incident_counts(self) -> dict[str, dict[str, int]]:
         """Node → class → unresolved incidents, as each gateway counts them."""
@@ -75,6 +98,13 @@ class RoomFeedback:
 
     def check_incident_decision(self, id: str) -> None:
         self._check_decision("incidents", incident_key(id))
+
+    def may_settle_incident(self, id: str) -> bool:
+        try:
+            self.check_incident_decision(id)
+        except Forbidden:
+            return False
+        return True
 
     def _check_decision(self, map: str, subject: str) -> None:
         """Refuse to settle a report that our claim would not settle in the room."""
@@ -95,7 +125,7 @@ class RoomFeedback:
 
     async def publish_incidents(self, incidents: Iterable[IncidentView]) -> None:
         """Publish incidents, except those that are so old that the next sweep removes them."""
-        since = self._publisher.replica.core.clock.now() - self._kept_ms()
+        since = self._announcer.replica.core.clock.now() - self._kept_ms()
         recent = [each for each in incidents if each.raised_at > since]
         records = {incident_key(each.id): _incident_record(each) for each in recent}
         await self._publish("incidents", records)
@@ -109,14 +139,14 @@ class RoomFeedback:
 
     async def _publish(self, map: str, records: Mapping[str, RoomRecord]) -> None:
         """Publish our records, as long as there is capacity; without a room, do nothing."""
-        if not self._publisher.is_ready or self._room is None:
+        if not self._announcer.is_ready or self._room is None:
             return
         own = self._node.key.public
         known = {s.key for s in self._room.document if s.map == map and s.public_key == own}
         by_key = {claim_key(id, self._node.id): record for id, record in records.items()}
         capacity = max(0, _MAX_RECORDS - len(known))
         allowed = {*known, *[key for key in by_key if key not in known][:capacity]}
-        await self._publisher.publish_records(
+        await self._announcer.publish_records(
             {(map, key): record for key, record in by_key.items() if key in allowed}
         )
 
@@ -143,7 +173,10 @@ def _incident_record(incident: IncidentView) -> IncidentRecord:
     values["corr_ids"] = tuple(incident.corr_ids[:_MAX_SAMPLES])
     if not _is_reference(incident.subject):
         del values["subject"]
-    return IncidentRecord(**_known_values(IncidentRecord, values))
+    known = _known_values(IncidentRecord, values)
+    if incident.status == "open" and incident.ended_at is not None:
+        known["settled_at"] = incident.ended_at
+    return IncidentRecord(**known)
 
 
 def _known_values(type: type[msgspec.Struct], values: dict[str, Any]) -> dict[str, Any]:
@@ -170,6 +203,7 @@ def _review_view(id: str, record: ReviewRecord) -> ReviewView:
 
 
 def _incident_view(record: IncidentRecord) -> IncidentView:
+    is_open = record.status == "open"
     return IncidentView(
         record.id,
         record.incident_class,
@@ -179,8 +213,9 @@ def _incident_view(record: IncidentRecord) -> IncidentView:
         "pipeline",
         list(record.corr_ids),
         record.status,
-        record.settled_at,
+        None if is_open else record.settled_at,
         record.settled_by,
+        record.settled_at if is_open else None,
     )
 
 

@@ -11,21 +11,22 @@ from litestar.params import JSONBody
 
 from gatepost.errors import Conflict, Forbidden, NotFound, UnknownNode
 from gatepost.events import check_agent_id
-from gatepost.gateway.api.room_views import NewRoute, RouteView
-from gatepost.gateway.api.route_decorators import delete, get, put
-from gatepost.gateway.api.route_parameters import PathName
-from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.events.reserved_names import require_agent_name
 from gatepost.journal.audit import record_audit_entry
+from gatepost.listening.route_decorators import delete, get, put
+from gatepost.listening.route_parameters import PathName
 from gatepost.room import RoutingRecord, claim_key
 from gatepost.room.records import MAX_EPOCH, key_subject
 from gatepost.room.roles import Act
+from gatepost.room.service.record_announcer import RecordAnnouncer
+from gatepost.wire.room_views import NewRoute, RouteView
 
 
 class RouteApi:
-    def __init__(self, publisher: RecordPublisher) -> None:
-        self._publisher = publisher
-        self._replica = publisher.replica
-        self._node_id = publisher.replica.core.node.id
+    def __init__(self, announcer: RecordAnnouncer) -> None:
+        self._announcer = announcer
+        self._replica = announcer.replica
+        self._node_id = announcer.replica.core.node.id
 
     def list_routes(self) -> list[RouteView]:
         return [
@@ -42,7 +43,7 @@ class RouteApi:
         self._check_may_set(target)
         owner = wanted.owner or self._default_owner(target)
         self._replica.check_members(owner, *wanted.fallbacks)
-        async with self._publisher.claims_lock:
+        async with self._announcer.claims_lock:
             known = self._replica.current_room.effective.routing.get(target)
             record = RoutingRecord(
                 owner_node_id=owner,
@@ -67,7 +68,7 @@ class RouteApi:
 
     async def _publish_route(self, target: str, record: RoutingRecord | None, action: str) -> None:
         key = ("routing", claim_key(target, self._node_id))
-        await self._publisher.publish_records({key: record})
+        await self._announcer.publish_records({key: record})
         detail = "" if record is None else f"epoch {record.epoch}"
         await self._replica.core.commit(
             lambda tx: record_audit_entry(tx, "operator", action, target, detail)
@@ -78,6 +79,8 @@ class RouteApi:
         view = self._replica.current_room.effective
         own = view.nodes.get(self._node_id)
         owned = view.agents.get(target)
+        if target not in view.nodes:
+            require_agent_name(target)
         mine = self._node_id in (target, owned.gateway if owned else None)
         if own is None or not (own.may(Act.DESCRIBE_ANY_AGENT) or mine):
             raise Forbidden(

@@ -1,24 +1,19 @@
 """Status of the gateway: counts, storage failure, links and incidents."""
 
 import os
-from collections.abc import Awaitable, Callable
 
 from gatepost import __version__
+from gatepost.delivery.incident_counts import count_incidents
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.monitoring.incident_counts import count_incidents
+from gatepost.gateway.monitoring.peer_statuses import PeerStatuses
 from gatepost.journal import Tx
 from gatepost.journal.outbox import EVERYBODY
-from gatepost.wire import PeerStatus, Status
-
-PeersSource = Callable[[], Awaitable[list[PeerStatus]]]
-
-
-async def no_peers() -> list[PeerStatus]:
-    """The peers of a gateway without a network."""
-    return []
+from gatepost.tasks.runtimes.session_user import is_root
+from gatepost.wire.gateway_views import Status
 
 
-async def gateway_status(operations: Operations, describe_peers: PeersSource = no_peers) -> Status:
+async def gateway_status(operations: Operations, peers: PeerStatuses | None = None) -> Status:
+    """`report` is that of a gateway with a network."""
     core = operations.core
     counts = await core.read(_read_counts)
     return Status(
@@ -31,7 +26,11 @@ async def gateway_status(operations: Operations, describe_peers: PeersSource = n
         journal_bytes=core.state.journal_size(),
         links=sorted(core.outbox.live_nodes - {EVERYBODY}),
         incidents=await core.read(count_incidents),
-        peers=await describe_peers(),
+        peers=[] if peers is None else await peers.describe_peers(),
+        mesh_problems=[] if peers is None else peers.mesh_problems(),
+        runs_as_root=is_root(),
+        health=core.health.current_status(),
+        health_problems=core.health.problems(),
     )
 
 

@@ -6,7 +6,7 @@ with a short deadline.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from litestar import Router
@@ -14,25 +14,27 @@ from litestar.params import FromQuery
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gatepost.delivery.frames import TraceAnswer, TraceStep
-from gatepost.delivery.links.event_trace import (
+from gatepost.archive.service.archived_messages import archived_steps
+from gatepost.core.gateway_core import Core
+from gatepost.core.own_archive import SEARCH_SECS
+from gatepost.delivery.delivery_reads import sent_conversation
+from gatepost.delivery.frames import Position, TraceAnswer, TraceStep
+from gatepost.delivery.inbox.inbox_reads import taken_conversation
+from gatepost.errors import GatepostError, InvalidId, UnknownMessage
+from gatepost.events import check_msg_id, parse_event_id
+from gatepost.journal import Tx
+from gatepost.links.event_trace import (
     EventTrace,
     conversation_events,
     is_pruned,
     sent_conversation_events,
     traced_event,
 )
-from gatepost.delivery.links.peer_links import PeerLink
-from gatepost.errors import GatepostError, InvalidId, UnknownMessage
-from gatepost.events import check_msg_id, parse_event_id
-from gatepost.gateway.api.report_views import Journey, JourneyStep
-from gatepost.gateway.api.route_decorators import get
-from gatepost.gateway.api.route_parameters import PathName
-from gatepost.gateway.archive_reader import SEARCH_SECS
-from gatepost.gateway.archived_messages import archived_steps
-from gatepost.gateway.core import Core
-from gatepost.gateway.peers.connection_links import ConnectionLinks
-from gatepost.journal import Tx
+from gatepost.links.peer_links import PeerLink
+from gatepost.links.service.connection_links import ConnectionLinks
+from gatepost.listening.route_decorators import get
+from gatepost.listening.route_parameters import PathName
+from gatepost.wire.report_views import Journey, JourneyStep
 
 if TYPE_CHECKING:
     from gatepost.archive.segment_reader import FoundEvent
@@ -40,20 +42,16 @@ if TYPE_CHECKING:
 _DEADLINE_SECS = 3.0
 # Maximum number of events one gateway is asked about.
 _MAX_EVENTS_ASKED = 64
-_MAX_RELAYS = 2
+MAX_RELAYS = 2
 
 # Order of steps within the same millisecond.
 _STAGES = (
     *("sent", "sent_again", "held", "offered", "taken", "accepted", "refused", "heard_accepted"),
     *("confirm", "withdraw", "pair_closed", "waiting", "in_hand", "backing_off", "turn_ended"),
     *("turn_failed", "forwarded", "reply", "processed", "heard_processed", "given_up", "verdict"),
+    "amended",
 )
 _STAGE_ORDER = {what: index for index, what in enumerate(_STAGES)}
-_SELECT_CORR_ID = """
-SELECT corr_id FROM delivery WHERE event_id = ?1
-UNION ALL SELECT corr_id FROM inbox WHERE event_id = ?1 AND source IN (SELECT source FROM cursor)
-LIMIT 1
-"""
 
 
 class LocalJourney(Struct, frozen=True):
@@ -163,8 +161,8 @@ class JourneyTracer:
         return steps, [about, *sorted({step.event_id for step in steps} - {about})]
 
     def _conversation_of(self, tx: Tx, event_id: str) -> str:
-        row = tx.fetch_one(_SELECT_CORR_ID, (parse_event_id(event_id),))
-        return row[0] if row else ""
+        id = parse_event_id(event_id)
+        return sent_conversation(tx, id) or taken_conversation(tx, id) or ""
 
     # -- asking peers
 
@@ -182,7 +180,7 @@ class JourneyTracer:
     async def _ask_peer(self, node: str, event_ids: list[str]) -> PeerJourney | tuple[str, str]:
         """Ask over the link to a node; without one, through a relay."""
         ends = [end for end in self._links.links_to(node) if end.outbox.greeted and not end.ended]
-        ends = ends[:1] or self._links.relay_links(node)[:_MAX_RELAYS]
+        ends = ends[:1] or self._links.relay_links(node)[:MAX_RELAYS]
         problem = "there is no link to it, and no relay"
         try:
             async with asyncio.timeout(_DEADLINE_SECS):
@@ -199,23 +197,31 @@ class JourneyTracer:
         self, end: PeerLink, node: str, event_ids: list[str]
     ) -> PeerJourney | str:
         """The steps that a node reports, or the problem of the relay that was asked."""
-        answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
-
-        def resolve(answer: TraceAnswer) -> None:
-            if not answered.done():
-                answered.set_result(answer)
-
         asked_at = self._core.clock.now()
-        relay = None if end.peer == node else end.peer
-        number = end.trace.request_trace(event_ids, resolve, None if relay is None else node)
-        try:
-            answer = await answered
-        finally:
-            end.trace.forget_request(number)
-        if answer.problem:
-            return f"{end.peer} cannot ask it: {answer.problem}"
+        answer = await ask_over_link(end, node, event_ids)
+        if isinstance(answer, str):
+            return answer
         ahead = clock_offset(asked_at, answer.now, self._core.clock.now())
-        return PeerJourney(node, answer.steps, ahead, relay)
+        return PeerJourney(node, answer.steps, ahead, None if end.peer == node else end.peer)
+
+
+async def ask_over_link(
+    end: PeerLink, node: str, event_ids: list[str], proof_of: Sequence[Position] | None = None
+) -> TraceAnswer | str:
+    """The answer of a node, or the problem of the relay that was asked. Wait with a deadline."""
+    answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
+
+    def resolve(answer: TraceAnswer) -> None:
+        if not answered.done():
+            answered.set_result(answer)
+
+    target = None if end.peer == node else node
+    number = end.trace.request_trace(event_ids, resolve, target, proof_of)
+    try:
+        answer = await answered
+    finally:
+        end.trace.forget_request(number)
+    return f"{end.peer} cannot ask it: {answer.problem}" if answer.problem else answer
 
 
 def merge_steps(archived: list[TraceStep], local: list[TraceStep]) -> list[TraceStep]:

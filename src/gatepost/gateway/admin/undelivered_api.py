@@ -8,14 +8,18 @@ from litestar import Router
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
+from gatepost.core.batch_commit import commit_until_none
+from gatepost.core.gateway_core import Core
 from gatepost.delivery import undelivered as messages
-from gatepost.delivery.sender.lost_owners import OpenFilter
-from gatepost.delivery.undelivered import UndeliveredFilter, UndeliveredMessage
+from gatepost.delivery.reroute import OpenFilter
+from gatepost.delivery.undelivered import UndeliveredFilter
+from gatepost.delivery.undelivered_table import UndeliveredMessage
 from gatepost.errors import UnknownMessage
 from gatepost.events import AgentId, EventId
-from gatepost.gateway.api.http_routes import while_connected
-from gatepost.gateway.api.route_decorators import delete, get, post
-from gatepost.gateway.api.route_parameters import (
+from gatepost.journal import Tx
+from gatepost.listening.connected_requests import while_connected
+from gatepost.listening.route_decorators import delete, get, post
+from gatepost.listening.route_parameters import (
     AnyRequest,
     OptionalFlag,
     OptionalText,
@@ -23,10 +27,8 @@ from gatepost.gateway.api.route_parameters import (
     PathName,
     QueryText,
 )
-from gatepost.gateway.batch_commit import commit_until_none
-from gatepost.gateway.core import Core
-from gatepost.journal import Tx
-from gatepost.wire import Count, Replayed, Replays, Seconds, Undelivered, UndeliveredPage
+from gatepost.wire.gateway_views import Replayed, Replays, Undelivered, UndeliveredPage
+from gatepost.wire.operations import Count, Seconds
 
 EpochMsQuery = Annotated[int | None, QueryParameter(ge=0, le=2**53)]
 

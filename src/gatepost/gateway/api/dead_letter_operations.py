@@ -3,14 +3,14 @@
 import asyncio
 from functools import partial
 
+from gatepost.core.batch_commit import commit_until_none
+from gatepost.core.gateway_core import Core
 from gatepost.gateway.api.mailbox_operations import query_mailbox
-from gatepost.gateway.batch_commit import commit_until_none
-from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox import dead_letters
 from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.mailbox.enqueue import find_mailbox
-from gatepost.wire import (
+from gatepost.wire.operations import (
     AnyAnswer,
     Count,
     DeadLetter,

@@ -31,6 +31,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, Struct
 
+from gatepost.core.folder_watch import watch_folder
 from gatepost.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -42,10 +43,18 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.files import open_replacement_in
-from gatepost.gateway.api.folder_watch import watch_folder
-from gatepost.gateway.api.frame_session import read_frame
+from gatepost.gateway.api.frame_channel import read_frame
 from gatepost.gateway.api.operations import Operations
-from gatepost.wire import AnyAnswer, Dequeue, Failed, Failure, Op, Send, Subscribe, Unsubscribe
+from gatepost.wire.frame_types import Op
+from gatepost.wire.operations import (
+    AnyAnswer,
+    Dequeue,
+    Failed,
+    Failure,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
 
 log = logging.getLogger(__name__)
 

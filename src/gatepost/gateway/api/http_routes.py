@@ -1,7 +1,6 @@
 """HTTP routes of the local API: mailboxes, dead letters, messages, agents and blobs."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -11,13 +10,18 @@ from litestar.params import FromQuery, JSONBody
 from litestar.response import Stream
 from msgspec import Struct, field
 
+from gatepost.archive.service.archived_messages import read_archived_journey
 from gatepost.delivery.sent_messages import is_reached
-from gatepost.errors import InvalidRequest, Unavailable, UnknownBlob, UnknownMessage
+from gatepost.errors import InvalidRequest, UnknownBlob, UnknownMessage
 from gatepost.events import Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.api.blob_upload import BlobUploads
 from gatepost.gateway.api.operations import Operations, operation_weight
-from gatepost.gateway.api.route_decorators import ERROR_RESPONSES, delete, get, post, put
-from gatepost.gateway.api.route_parameters import (
+from gatepost.journal.audit import list_audit_entries
+from gatepost.journal.outbox import read_journey
+from gatepost.listening.connected_requests import while_connected
+from gatepost.listening.json_input import decode_json
+from gatepost.listening.route_decorators import ERROR_RESPONSES, delete, get, post, put
+from gatepost.listening.route_parameters import (
     AnyRequest,
     OptionalFlag,
     OptionalText,
@@ -26,15 +30,13 @@ from gatepost.gateway.api.route_parameters import (
     QueryText,
     WaitSecs,
 )
-from gatepost.gateway.archived_messages import read_archived_journey
-from gatepost.journal.outbox import read_journey
 from gatepost.mailbox import browse
 from gatepost.mailbox.dead_letters import DeadLetterFilter
-from gatepost.wire import (
+from gatepost.wire.frame_types import Op
+from gatepost.wire.gateway_views import AgentInfo, AuditEntry, MailboxCounts, StoredBlob
+from gatepost.wire.operations import (
     Ack,
-    AgentInfo,
     AgentRole,
-    AuditEntry,
     Await,
     Awaited,
     Consumer,
@@ -42,33 +44,39 @@ from gatepost.wire import (
     DeadLetter,
     DeadLetters,
     Dequeue,
+    Done,
     Enqueue,
     EnqueueAck,
     Enqueued,
     Extend,
     LeaseHandles,
     Limit,
-    MailboxCounts,
     Messages,
     MsgIds,
     Nack,
     NewMessage,
     NewSend,
+    Operation,
     Peek,
     Reason,
     Register,
     Replies,
     ReplyRefs,
     Send,
+    SendCheck,
     SendResults,
     Sent,
     Settled,
-    StoredBlob,
+    Subscribe,
     Summaries,
+    Unsubscribe,
     Wait,
 )
 
 T = TypeVar("T")
+
+OPERATIONS_PATH = "/v1/operations"
+_operation_decoder: msgspec.json.Decoder[Op] = msgspec.json.Decoder(Operation)
 
 _BATCH_SIZE = msgspec.Meta(min_length=1, max_length=1000)
 _NOT_REACHED_YET = ResponseSpec(
@@ -123,6 +131,7 @@ def create_router(operations: Operations) -> Router:
         *_message_routes(operations),
         *_agent_routes(operations),
         *_blob_routes(operations),
+        _operation_route(operations),
     ]
     return Router("/v1", route_handlers=handlers)
 
@@ -235,8 +244,7 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
 
     @get("/audit", summary="Audit log of manual actions, newest first")
     async def audit(limit: PageSize = 100) -> list[AuditEntry]:
-        query = "SELECT at, actor, action, subject, detail FROM audit ORDER BY id DESC LIMIT ?"
-        rows = await operations.core.read(lambda tx: tx.fetch_all(query, (limit,)))
+        rows = await operations.core.read(lambda tx: list_audit_entries(tx, limit))
         return [AuditEntry(*row) for row in rows]
 
     return [letters, letter, replay, discard, purge_dead_letters, audit]
@@ -276,6 +284,11 @@ def _message_routes(operations: Operations) -> list[Any]:
         reply: SendResults = await operations.perform(operation)
         return reply
 
+    @post("/messages/check", status_code=200, summary="Would these messages be sent? Sends none")
+    async def check(data: JSONBody[SendCheck]) -> SendResults:
+        operations.bucket.take_tokens(len(data.messages))
+        return SendResults(results=await operations.sends.check_sends(data))
+
     @get("/messages/{event_id:str}", summary="The outcome of a message; may wait for it")
     async def message(
         event_id: PathName,
@@ -295,7 +308,7 @@ def _message_routes(operations: Operations) -> list[Any]:
             raise UnknownMessage(f"no event {event_id} in this gateway's outbox or archive")
         return found
 
-    return [send, send_batch, message, trace]
+    return [send, send_batch, check, message, trace]
 
 
 def _agent_routes(operations: Operations) -> list[Any]:
@@ -329,7 +342,22 @@ def _agent_routes(operations: Operations) -> list[Any]:
         await core.commit(lambda tx: core.agents.remove(tx, name, "operator"))
         return Count(count=await operations.mailboxes.purge(name, "agent removal"))
 
-    return [agents, register, remove]
+    @get("/aliases", summary="The agent of each alias at this gateway")
+    async def aliases() -> dict[str, str]:
+        return await core.read(core.aliases.list_aliases)
+
+    @put("/agents/{agent:str}/aliases/{alias:str}", summary="Give an agent an alias for senders")
+    async def add_alias(agent: PathName, alias: PathName) -> dict[str, str]:
+        names = check_agent_id(agent), check_agent_id(alias)
+        await core.commit(lambda tx: core.aliases.add_alias(tx, *names))
+        return {names[1]: names[0]}
+
+    @delete("/aliases/{alias:str}", status_code=200, summary="Remove an alias")
+    async def remove_alias(alias: PathName) -> Done:
+        await core.commit(lambda tx: core.aliases.remove_alias(tx, check_agent_id(alias)))
+        return Done()
+
+    return [agents, register, remove, aliases, add_alias, remove_alias]
 
 
 def _blob_routes(operations: Operations) -> list[Any]:
@@ -353,33 +381,30 @@ def _blob_routes(operations: Operations) -> list[Any]:
     return [upload, download]
 
 
+def _operation_route(operations: Operations) -> Any:
+    path = OPERATIONS_PATH.removeprefix("/v1")
+
+    @post(path, status_code=200, summary="Do an operation, as over the WebSocket")
+    async def operate(request: AnyRequest) -> Response[bytes]:
+        op = decode_operation(await request.body())
+        # The request itself has taken one token.
+        operations.bucket.take_tokens(operation_weight(op) - 1)
+        answer = await while_connected(request, operations.perform(op))
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    return operate
+
+
+def decode_operation(body: bytes) -> Op:
+    """The operation in the body of a request; nothing can be pushed to its caller."""
+    op = decode_json(_operation_decoder, body)
+    if isinstance(op, Subscribe | Unsubscribe):
+        raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")
+    return op
+
+
 def _raise_single_failure(reply: Settled) -> Settled:
     """Raise the failure of a request for one message; a batch reports failures in its reply."""
     if not reply.settled and len(reply.failures) == 1:
         raise reply.failures[0].to_error()
     return reply
-
-
-async def while_connected(request: AnyRequest, work: Awaitable[T]) -> T:
-    """Await `work`, but cancel it when the client hangs up: it must not lease mail unseen."""
-    task: asyncio.Future[T] = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_for_disconnect(request.receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else await _cancel_and_wait(task)
-    finally:
-        gone.cancel()
-
-
-async def _cancel_and_wait(task: "asyncio.Future[T]") -> T:
-    """Return the result if the work ended all the same; else raise, which nobody hears."""
-    task.cancel()
-    await asyncio.wait((task,))
-    if task.cancelled():
-        raise Unavailable("the client hung up before the answer")
-    return task.result()
-
-
-async def _wait_for_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,23 +1,25 @@
 """Operations on mailboxes: enqueue, dequeue, ack, nack, extend, peek and purge."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import TypeVar
 
 from msgspec import UNSET, Raw
 
+from gatepost.core.batch_commit import commit_until_none
+from gatepost.core.gateway_core import Core, TransactionPlan
+from gatepost.core.wait_registry import WaitRegistry, is_resolved
 from gatepost.errors import InvalidRequest, PayloadTooLarge
 from gatepost.events import check_digest
 from gatepost.events.json_payload import check_json_text
-from gatepost.gateway.api.dequeue_poll import DequeuePoll
-from gatepost.gateway.api.wait_registry import WaitRegistry
-from gatepost.gateway.batch_commit import commit_until_none
-from gatepost.gateway.core import Core
+from gatepost.events.reserved_names import require_sender_name
 from gatepost.journal import Tx
-from gatepost.mailbox import NewMail, Settlement, browse
+from gatepost.mailbox import NewMail, Settlement, Waiter, browse
 from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.mailbox.policy import check_delay
-from gatepost.wire import (
+from gatepost.wire.operations import (
     Ack,
     AnyAnswer,
     Count,
@@ -27,6 +29,7 @@ from gatepost.wire import (
     Enqueued,
     Extend,
     Failure,
+    LeasedMessage,
     Messages,
     Nack,
     NewMessage,
@@ -37,7 +40,6 @@ from gatepost.wire import (
 )
 
 T = TypeVar("T")
-TransactionPlan = Callable[[Tx], AnyAnswer]
 # (receiver, sender) → messages of that pair, each with its index in the operation.
 PairRuns = dict[tuple[str, str], list[tuple[int, NewMail]]]
 
@@ -56,16 +58,26 @@ class MailboxOperations:
         runs: PairRuns = {}
         for index, new in enumerate(op.messages):
             mail = self._build_mail(new)
-            runs.setdefault((new.to, new.from_), []).append((index, mail))
+            runs.setdefault((new.to, require_sender_name(new.from_)), []).append((index, mail))
         return partial(self._enqueue_by_pair, op.id, runs)
 
     def _enqueue_by_pair(self, re: int, runs: PairRuns, tx: Tx) -> AnyAnswer:
         answers: dict[int, EnqueueAck] = {}
-        for (to, sender), run in runs.items():
+        for (to, sender), run in self._replace_aliases(tx, runs).items():
             self._core.admission.require_capacity(tx, to)
             acks = self._core.dispatcher.enqueue(tx, to, sender, [mail for _, mail in run])
             answers.update(zip((index for index, _ in run), acks, strict=True))
         return Enqueued(re=re, results=[answers[index] for index in sorted(answers)])
+
+    def _replace_aliases(self, tx: Tx, runs: PairRuns) -> PairRuns:
+        """The runs by agents; messages for an agent and its aliases keep their order."""
+        aliases = self._core.aliases
+        if not aliases.has_any(tx):
+            return runs
+        found: PairRuns = {}
+        for (to, sender), run in runs.items():
+            found.setdefault((aliases.resolve_name(tx, to), sender), []).extend(run)
+        return {pair: sorted(run, key=itemgetter(0)) for pair, run in found.items()}
 
     def _build_mail(self, new: NewMessage) -> NewMail:
         payload = bytes(new.payload)
@@ -194,3 +206,68 @@ def _require_messages(*lists: list[str]) -> None:
 
 def _settled_reply(re: int, settlement: Settlement) -> AnyAnswer:
     return Settled(re=re, settled=settlement.settled, failures=settlement.failures)
+
+
+class DequeuePoll:
+    """One dequeue, which may wait, and may be cancelled at any moment."""
+
+    def __init__(self, core: Core, op: Dequeue, consumer: str) -> None:
+        self._core = core
+        self._op = op
+        self._consumer = consumer
+        self._pushed: asyncio.Future[list[LeasedMessage]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._waiter: Waiter | None = None
+
+    async def take_now(self) -> list[LeasedMessage]:
+        return await self._core.commit(self._dequeue_now)
+
+    async def wait_for_mail(self, waits: WaitRegistry) -> list[LeasedMessage]:
+        if again := await self._core.commit(self._join_waiters):
+            return again
+        if not await waits.wait_for(self._pushed, self._op.wait_secs):
+            await self._core.commit(self._leave_waiters)
+        return self._pushed.result() if is_resolved(self._pushed) else []
+
+    def give_back(self) -> None:
+        """Give back mail that was or still will be leased.
+
+        A named consumer that does not wait keeps its lease: it can come back for it.
+        """
+        if not self._op.wait_secs and not self._op.consumer:
+            self._core.submit(self._rejoin_as_holder)
+        self._core.submit(self._give_up)
+
+    def _dequeue_now(self, tx: Tx) -> list[LeasedMessage]:
+        op = self._op
+        if not find_mailbox(tx, op.mailbox):
+            return []
+        return self._core.dispatcher.dequeue(tx, op.mailbox, self._consumer, op.limit)
+
+    def _join_waiters(self, tx: Tx) -> list[LeasedMessage]:
+        self._core.admission.require_capacity(tx, self._op.mailbox)
+        box = self._core.dispatcher.mailbox_ref(tx, self._op.mailbox)
+        waiter = Waiter(box, self._consumer, self._op.limit, self._receive_mail, once=True)
+        again = self._core.dispatcher.add_waiter(tx, waiter)
+        self._waiter = waiter
+        return again
+
+    def _rejoin_as_holder(self, tx: Tx) -> None:
+        """Become the holder of the leased mail: only a holder can give it back."""
+        if find_mailbox(tx, self._op.mailbox):
+            self._join_waiters(tx)
+
+    def _leave_waiters(self, tx: Tx) -> None:
+        if self._waiter is not None:
+            self._core.dispatcher.remove_waiter(tx, self._waiter)
+
+    def _give_up(self, tx: Tx) -> None:
+        if self._waiter is not None:
+            self._core.dispatcher.release_waiter(tx, self._waiter)
+
+    def _receive_mail(self, messages: list[LeasedMessage]) -> None:
+        if self._pushed.cancelled():
+            self.give_back()
+        elif not self._pushed.done():
+            self._pushed.set_result(messages)

@@ -5,35 +5,35 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from gatepost.access import SourceRateLimiter, TokenBucket
+from gatepost.core.gateway_core import Core, TransactionPlan
+from gatepost.core.wait_registry import WaitRegistry
 from gatepost.errors import GatepostError, InternalError
 from gatepost.gateway.api.dead_letter_operations import DeadLetterOperations
-from gatepost.gateway.api.mailbox_operations import MailboxOperations, TransactionPlan
+from gatepost.gateway.api.mailbox_operations import MailboxOperations
 from gatepost.gateway.api.send_operations import SendOperations
-from gatepost.gateway.api.tasks.task_operations import TaskOperations
-from gatepost.gateway.api.wait_registry import WaitRegistry
-from gatepost.gateway.core import Core
 from gatepost.journal import Tx
-from gatepost.task_wire import NewTask, TaskAwait, TaskCancel, TaskCreate, TaskReports
-from gatepost.wire import (
+from gatepost.tasks.service.task_operations import TaskOperations
+from gatepost.wire.frame_types import Op
+from gatepost.wire.operations import (
     Ack,
     AnyAnswer,
     Await,
     Dequeue,
-    Done,
     Enqueue,
     Extend,
     Failed,
     Failure,
     Nack,
     NewSend,
-    Op,
     Peek,
     PeekDeadLetter,
     Purge,
     PurgeDeadLetter,
     Register,
+    Registered,
     Send,
 )
+from gatepost.wire.tasks import NewTask, TaskAwait, TaskCancel, TaskCreate, TaskReports
 
 log = logging.getLogger(__name__)
 
@@ -116,12 +116,21 @@ class Operations:
     def _plan_register(self, op: Register) -> TransactionPlan:
         def register_agent(tx: Tx) -> AnyAnswer:
             # Registering again without `standby` keeps the present standby state.
-            self.core.agents.register(tx, op.agent, standby=op.standby or None, role=op.role)
+            self.core.agents.register(
+                tx,
+                op.agent,
+                standby=op.standby or None,
+                role=op.role,
+                takes_skills=op.takes_skills,
+                executor_skills=op.executor_skills,
+            )
             if op.order is not None:
                 self.core.dispatcher.set_order(tx, op.agent, op.order)
-            if not self.core.agents.is_standby(tx, op.agent):
-                self.core.delivery.transfers.ask_owner(tx, op.agent)
-            return Done(re=op.id)
+            transfers = self.core.delivery.transfers
+            if self.core.agents.is_standby(tx, op.agent):
+                return Registered(re=op.id)
+            transfers.ask_owner(tx, op.agent)
+            return Registered(re=op.id, problem=transfers.find_problem(op.agent))
 
         return register_agent
 

@@ -4,18 +4,27 @@ import asyncio
 
 from msgspec import UNSET, UnsetType
 
+from gatepost.archive.service.archived_messages import archived_status
+from gatepost.core.gateway_core import Core, TransactionPlan
+from gatepost.core.wait_registry import WaitRegistry
 from gatepost.delivery.blob_records import blob_fingerprint
 from gatepost.delivery.send_request import check_send, fingerprint_payload, fingerprint_send
 from gatepost.delivery.sent_messages import is_reached
-from gatepost.errors import GatepostError, UnknownMessage
+from gatepost.errors import GatepostError, PayloadTooLarge, UnknownMessage
 from gatepost.events import parse_event_id
 from gatepost.events.json_payload import check_json_text
-from gatepost.gateway.api.mailbox_operations import TransactionPlan
-from gatepost.gateway.api.wait_registry import WaitRegistry
-from gatepost.gateway.archived_messages import archived_status
-from gatepost.gateway.core import Core
 from gatepost.journal import Tx
-from gatepost.wire import AnyAnswer, Await, Awaited, Failure, NewSend, Send, SendResults, Sent
+from gatepost.wire.operations import (
+    AnyAnswer,
+    Await,
+    Awaited,
+    Failure,
+    NewSend,
+    Send,
+    SendCheck,
+    SendResults,
+    Sent,
+)
 
 
 class SendOperations:
@@ -41,7 +50,9 @@ class SendOperations:
         for new in op.messages:
             if self._is_large(new):
                 payload, new.payload = bytes(new.payload), UNSET  # type: ignore[arg-type]
-                new.payload_ref = (await self._core.keep_payload([payload])).digest
+                # As an upload, which it stays if the message is refused.
+                blob = await self._core.keep_payload([payload], new.from_agent)
+                new.payload_ref = blob.digest
         return await self._core.commit(self._build_send_plan(op, contents))
 
     def _is_large(self, new: NewSend) -> bool:
@@ -68,6 +79,11 @@ class SendOperations:
         return sent
 
     def _send(self, tx: Tx, new: NewSend, content: bytes | None) -> Sent:
+        resolve = self._core.aliases.resolve_name
+        if new.to_agent:
+            new.to_agent = resolve(tx, new.to_agent)
+        elif not isinstance(new.to_agents, str | UnsetType):
+            new.to_agents = [resolve(tx, agent) for agent in new.to_agents]
         if content is None:
             content = blob_fingerprint(tx, str(new.payload_ref))
         return self._core.coordinator.send(tx, new, fingerprint_send(new, content))
@@ -85,6 +101,29 @@ class SendOperations:
             return Sent(id, error=Failure.from_error(error, id))
         tx.keep_operation()
         return sent
+
+    async def check_sends(self, check: SendCheck) -> list[Sent]:
+        """Answer as if the messages were sent, each on its own, and send none of them."""
+        return await self._core.commit(
+            lambda tx: [
+                self._check_send(tx, new, check.left_out.get(str(index), 0))
+                for index, new in enumerate(check.messages)
+            ]
+        )
+
+    def _check_send(self, tx: Tx, new: NewSend, left_out: int) -> Sent:
+        limit = self._core.settings.limits.max_blob_bytes
+        mark = tx.begin_operation()
+        try:
+            if left_out > limit:
+                raise PayloadTooLarge(f"it has {left_out} bytes; at most {limit} are taken")
+            check_send(new)
+            check_json_text(bytes(new.payload) if not isinstance(new.payload, UnsetType) else b"0")
+            return self._send(tx, new, fingerprint_payload(new))
+        except GatepostError as error:
+            return Sent("", error=Failure.from_error(error, ""))
+        finally:
+            tx.undo_operation(mark)
 
     async def perform_await(self, op: Await) -> AnyAnswer:
         try:

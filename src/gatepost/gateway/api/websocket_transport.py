@@ -1,18 +1,17 @@
-"""Frames over WebSocket: the transport of one session."""
+"""Frames over WebSocket: the transport of one channel."""
 
 import asyncio
 from typing import Any
 
 from litestar.exceptions import WebSocketDisconnect
 
-from gatepost.gateway.api.frame_session import FrameSession, carry_session
-from gatepost.gateway.api.route_parameters import AnyWebSocket
-
-CLOSE_TOO_LARGE = 1009
+from gatepost.gateway.api.frame_channel import FrameChannel, run_channel
+from gatepost.listening.route_parameters import AnyWebSocket
+from gatepost.listening.websocket_handshake import CLOSE_TOO_LARGE
 
 
 class WebSocketTransport:
-    """Carries one session: one task receives frames, one sends the session's output."""
+    """Carries one channel: one task receives frames, one sends its output."""
 
     def __init__(self, socket: AnyWebSocket, max_frame: int) -> None:
         self._socket = socket
@@ -21,10 +20,10 @@ class WebSocketTransport:
         self._binary = True
         self.wake = self._pending.set
 
-    async def run(self, session: FrameSession) -> None:
-        await carry_session(session, self._receive_frames(session), self._send_frames(session))
+    async def run(self, channel: FrameChannel) -> None:
+        await run_channel(channel, self._receive_frames(channel), self._send_frames(channel))
 
-    async def _receive_frames(self, session: FrameSession) -> None:
+    async def _receive_frames(self, channel: FrameChannel) -> None:
         while True:
             message: dict[str, Any] = dict(await self._socket.receive())
             if message["type"] == "websocket.disconnect":
@@ -36,16 +35,16 @@ class WebSocketTransport:
             if len(frame) > self._max_frame:
                 await self._socket.close(CLOSE_TOO_LARGE, "limits.max_body_bytes")
                 return
-            session.receive_frame(frame)
-            await session.wait_for_capacity()
+            channel.receive_frame(frame)
+            await channel.wait_for_capacity()
 
-    async def _send_frames(self, session: FrameSession) -> None:
+    async def _send_frames(self, channel: FrameChannel) -> None:
         while True:
             await self._pending.wait()
             self._pending.clear()
             try:
                 # Each send waits while the client's buffers are full.
-                for frame in session.take_output():
+                for frame in channel.take_output():
                     await self._send_frame(frame)
             except WebSocketDisconnect:
                 return

@@ -12,21 +12,15 @@ from typing import Literal
 from msgspec import Struct
 
 from gatepost.config import AlertsSettings as Settings
-from gatepost.gateway.core import Core
+from gatepost.core.gateway_core import Core
+from gatepost.delivery.delivery_reads import open_by_node
 from gatepost.journal import Tx
+from gatepost.mailbox.counts import mailbox_levels
 
 log = logging.getLogger(__name__)
 
 BacklogKey = tuple[str, str]  # "node" or "mailbox", and its name
 
-# Open deliveries to each other gateway.
-_SELECT_OPEN_BY_NODE = """
-SELECT node, count(*) FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL AND node <> ?
-GROUP BY node
-"""
-_SELECT_MAILBOX_LEVELS = (
-    "SELECT name, waiting + in_flight FROM mailbox WHERE waiting + in_flight > 0"
-)
 _SAMPLES_PER_WINDOW = 40
 _MIN_EVERY_SECS, _MAX_EVERY_SECS = 0.05, 15.0
 
@@ -139,13 +133,9 @@ class BacklogAlerts:
             del self._unreported[0]
 
     def _read_levels(self, tx: Tx) -> dict[BacklogKey, int]:
-        to_nodes = {
-            ("node", row[0]): row[1]
-            for row in tx.fetch_all(_SELECT_OPEN_BY_NODE, (self._core.node.id,))
-        }
-        return to_nodes | {
-            ("mailbox", row[0]): row[1] for row in tx.fetch_all(_SELECT_MAILBOX_LEVELS)
-        }
+        to_nodes = open_by_node(tx, self._core.node.id)
+        levels = {("node", node): count for node, count in to_nodes.items()}
+        return levels | {("mailbox", name): count for name, count in mailbox_levels(tx).items()}
 
     async def _report_change(self, change: BacklogChange) -> None:
         (what, name), (before, after) = change.backlog, change.levels

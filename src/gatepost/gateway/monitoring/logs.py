@@ -1,12 +1,18 @@
 """Logging setup: one JSON object or one line of text per record, with secrets redacted."""
 
 import logging
+import os
 import re
 import sys
 import time
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from gatepost.errors import ConfigError
 
 _SECRET_PATTERN = re.compile(
     r"(?i)(bearer\s+|authorization[\"']?\s*[:=]\s*[\"']?|token[\"']?\s*[:=]\s*[\"']?|gp[a-z]?1\.[^.\s]+\.|ticket\.|/\.rb/)"
@@ -18,6 +24,8 @@ _SECRET_PATTERN = re.compile(
 _MAX_CHARS = 4000
 _REPEAT_SECS = 60.0
 _MAX_TEXTS = 256
+_MAX_FILE_BYTES = 10_000_000
+_OLD_FILES = 3
 
 
 def redact_secrets(text: str) -> str:
@@ -87,9 +95,23 @@ class TextFormatter(logging.Formatter):
         return text
 
 
-def configure_logging(level: str, style: Literal["json", "text"]) -> None:
-    """Send all loggers of the process to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+class PrivateLogFile(RotatingFileHandler):
+    """A log file that only its owner can read, renewed before it fills the disk."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, maxBytes=_MAX_FILE_BYTES, backupCount=_OLD_FILES, encoding="utf-8")
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.fdopen(os.open(self.baseFilename, flags, 0o600), "a", encoding="utf-8")
+
+
+def configure_logging(level: str, style: Literal["json", "text"], file: Path | None) -> None:
+    """Send all loggers of the process to the file, or without one to standard error."""
+    try:
+        handler = logging.StreamHandler(sys.stderr) if file is None else PrivateLogFile(file)
+    except OSError as error:
+        raise ConfigError(f"log.file: {file} cannot be written: {error.strerror}") from None
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # An invalid request of a stranger is a warning of uvicorn each time.

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from gatepost.gateway.core import Core
-from gatepost.gateway.monitoring.observer import MAX_LABELS, OTHERS, TrafficCollector
+from gatepost.core.gateway_core import Core
+from gatepost.gateway.monitoring.traffic import MAX_LABELS, OTHERS, TrafficCollector
 from gatepost.journal.transaction import Row
 from gatepost.mailbox import browse
 

@@ -9,8 +9,8 @@ from nacl.bindings import (
     crypto_scalarmult_ed25519_base_noclamp,
 )
 
-from gatepost.agent_tokens import SecretValue
 from gatepost.mesh.onion.onion_identity import OnionIdentity, expand_seed
+from gatepost.wire.agent_tokens import SecretValue
 
 DEFAULT_PERIOD_MINUTES = 1440
 _BLIND_STRING = b"Derive temporary signing key\x00"

@@ -10,8 +10,8 @@ from hashlib import blake2b, sha3_256, sha512
 from nacl.signing import SigningKey
 
 from gatepost.access import MeshSecrets
-from gatepost.agent_tokens import SecretValue
 from gatepost.events import frame_parts
+from gatepost.wire.agent_tokens import SecretValue
 
 _VERSION = b"\x03"
 

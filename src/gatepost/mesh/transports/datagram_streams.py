@@ -14,7 +14,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from gatepost.mesh.transports.transport import (
+from gatepost.mesh.transport import (
     MAX_DATAGRAM_BYTES,
     ReceiveDatagram,
     TransportCounts,

@@ -5,15 +5,16 @@ import contextlib
 import importlib.util
 import logging
 import re
+from collections.abc import Mapping
 
 from msgspec import Struct
 
 from gatepost.errors import TransportUnavailable
 from gatepost.mesh.onion.onion_identity import OnionIdentity
+from gatepost.mesh.transport import ReceiveDatagram, TransportCounts
 from gatepost.mesh.transports.datagram_streams import DatagramStreams, Streams
 from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControlLost
 from gatepost.mesh.transports.tor_process import TorProcess
-from gatepost.mesh.transports.transport import ReceiveDatagram, TransportCounts
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,10 @@ class TorTransport:
     @property
     def local_address(self) -> str:
         return self._streams.own_address
+
+    @property
+    def authenticated_hosts(self) -> Mapping[str, str]:
+        return {}
 
     @property
     def counts(self) -> TransportCounts:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gatepost.child_process import ChildProcess, start_process, stop_process, wait_for_exit
 from gatepost.errors import TransportUnavailable
-from gatepost.mesh.transports.commands import find_tool, stop_process
+from gatepost.mesh.transports.commands import find_tool
 from gatepost.mesh.transports.tor_control import TorCommandFailed, TorControl, TorControlLost
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class TorProcess:
         self._extra_settings = extra_settings
         self._lines = lines
         self._bootstrap_secs = bootstrap_secs
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self.control: TorControl | None = None
         self.socks_port = 0
 
@@ -45,10 +46,7 @@ class TorProcess:
         """Return once Tor takes commands. `wait_for_network` waits until it can do something."""
         program = find_tool("tor", "tor")
         settings = self._write_settings()
-        quiet = asyncio.subprocess.DEVNULL
-        self._process = await asyncio.create_subprocess_exec(
-            program, "-f", str(settings), stdin=quiet, stdout=quiet, stderr=quiet
-        )
+        self._process = await start_process(program, "-f", settings)
         try:
             self.control = await self._open_control()
         except BaseException:
@@ -104,7 +102,7 @@ class TorProcess:
 
     async def _wait_for(self, look: Callable[[], int | None]) -> int:
         while (found := look()) is None:
-            if self._process is None or self._process.returncode is not None:
+            if self._process is None or self._process.poll() is not None:
                 raise TransportUnavailable(f"tor ended at its start; see {self._log_file}")
             await asyncio.sleep(_PAUSE_SECS)
         return found
@@ -136,7 +134,7 @@ class TorProcess:
     async def wait_until_ended(self) -> None:
         """Return once the process has ended; at once if there is none."""
         if self._process is not None:
-            await self._process.wait()
+            await wait_for_exit(self._process)
 
     @property
     def _log_file(self) -> Path:

@@ -4,9 +4,11 @@ import asyncio
 import ipaddress
 import logging
 import socket
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from gatepost.errors import TransportUnavailable
-from gatepost.mesh.transports.transport import (
+from gatepost.mesh.transport import (
     MAX_DATAGRAM_BYTES,
     ReceiveDatagram,
     TransportCounts,
@@ -19,10 +21,16 @@ _DATAGRAMS_PER_TURN = 64
 
 
 class UdpTransport:
-    """The only queues are those of the kernel: a datagram that finds one full is dropped."""
+    """The only queues are those of the kernel: a datagram that finds one full is dropped.
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    With a `device`, only datagrams that came through this network interface are received.
+    """
+
+    authenticated_hosts: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, device: str = "") -> None:
         self._bind_address = (host, port)
+        self._device = device
         self._socket: socket.socket | None = None
         self._local_address = ""
         self._receive: ReceiveDatagram = _ignore_datagram
@@ -34,7 +42,7 @@ class UdpTransport:
 
     async def start(self, receive: ReceiveDatagram) -> None:
         self._receive = receive
-        self._socket = _bind_socket(*self._bind_address)
+        self._socket = _bind_socket(*self._bind_address, self._device)
         self._local_address = _format_address(self._socket.getsockname())
         asyncio.get_running_loop().add_reader(self._socket, self._receive_waiting, self._socket)
 
@@ -86,7 +94,7 @@ class UdpTransport:
                 _log.exception("a mesh datagram was not handled; further ones are only counted")
 
 
-def _bind_socket(host: str, port: int) -> socket.socket:
+def _bind_socket(host: str, port: int, device: str) -> socket.socket:
     try:
         family = _family_of(host)
     except ValueError:
@@ -96,6 +104,8 @@ def _bind_socket(host: str, port: int) -> socket.socket:
         bound.setblocking(False)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if device:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
         bound.bind((host, port))
     except (OSError, OverflowError) as error:
         bound.close()

@@ -3,20 +3,24 @@
 The kernel's WireGuard is used where it is there, otherwise `wireguard-go`. The tool `wg` sets keys
 and peers; it reads the private key from its standard input. The private key is derived from the
 node key, so it is nowhere at rest.
+
+The socket takes datagrams of the tunnel's interface alone. So a source address in the tunnel is
+that of the peer to which WireGuard routes it, whatever another interface brings.
 """
 
 import asyncio
 import contextlib
 import ipaddress
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
+from gatepost.child_process import ChildProcess, start_process, stop_process
 from gatepost.errors import TransportUnavailable
-from gatepost.mesh.transports.commands import CommandFailed, find_tool, run_command, stop_process
-from gatepost.mesh.transports.transport import ReceiveDatagram, TransportCounts
+from gatepost.mesh.transport import ReceiveDatagram, TransportCounts
+from gatepost.mesh.transports.commands import CommandFailed, find_tool, run_command
 from gatepost.mesh.transports.udp import UdpTransport
 from gatepost.mesh.tunnel_addresses import Network
 from gatepost.mesh.wireguard_keys import WireGuardIdentity
@@ -38,6 +42,7 @@ class WireGuardPeer(Struct, frozen=True):
     public_key: str
     tunnel_ip: str
     endpoint: str | None = None
+    node: str = ""
 
 
 class WireGuardSetup(Struct, frozen=True):
@@ -59,8 +64,9 @@ class WireGuardTransport:
         self.tunnel_ip = tunnel_ip
         self._peers: tuple[WireGuardPeer, ...] = ()
         self._receive: ReceiveDatagram | None = None
-        self._udp = UdpTransport(tunnel_ip, setup.datagram_port)
-        self._userspace: asyncio.subprocess.Process | None = None
+        self._udp = UdpTransport(tunnel_ip, setup.datagram_port, setup.interface)
+        self.authenticated_hosts: Mapping[str, str] = {}
+        self._userspace: ChildProcess | None = None
         self._is_up = False
         self._changing = asyncio.Lock()
 
@@ -135,10 +141,7 @@ class WireGuardTransport:
                 "neither the kernel's WireGuard nor /dev/net/tun is there; load the module"
                 " wireguard or tun, or choose another mesh.transport"
             )
-        quiet = asyncio.subprocess.DEVNULL
-        self._userspace = await asyncio.create_subprocess_exec(
-            program, "-f", self._setup.interface, stdin=quiet, stdout=quiet, stderr=quiet
-        )
+        self._userspace = await start_process(program, "-f", self._setup.interface)
         try:
             async with asyncio.timeout(_READY_SECS):
                 while not await self._has_interface():
@@ -148,7 +151,7 @@ class WireGuardTransport:
 
     async def _has_interface(self) -> bool:
         assert self._userspace is not None
-        if self._userspace.returncode is not None:
+        if self._userspace.poll() is not None:
             raise TransportUnavailable("wireguard-go ended at once; " + _NO_RIGHTS)
         try:
             await self._run_wg("show", self._setup.interface)
@@ -165,7 +168,7 @@ class WireGuardTransport:
     async def _move_socket(self) -> None:
         await self._udp.close()
         counts = self._udp.counts
-        self._udp = UdpTransport(self.tunnel_ip, self._setup.datagram_port)
+        self._udp = UdpTransport(self.tunnel_ip, self._setup.datagram_port, self._setup.interface)
         self._udp.counts = counts
         if self._is_up and self._receive is not None:
             await self._set_address()
@@ -174,8 +177,11 @@ class WireGuardTransport:
     async def _apply_peers(self) -> None:
         """Replace the configuration; sessions of peers that stay are not interrupted."""
         text = render_configuration(self._setup.port, bytes(self.identity.private_key), self._peers)
-        name = self._setup.interface
+        name, peers = self._setup.interface, self._peers
+        # An address may pass from one node to another: in between it is nobody's.
+        self.authenticated_hosts = {}
         await self._run_wg("syncconf", name, "/dev/stdin", stdin=text.encode())
+        self.authenticated_hosts = {each.node: each.tunnel_ip for each in peers if each.node}
 
     async def _run_ip(self, *arguments: str) -> bytes:
         return await run_command(find_tool("ip", "iproute2"), *arguments)

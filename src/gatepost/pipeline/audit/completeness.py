@@ -8,17 +8,13 @@ archived since; otherwise the audit cannot judge.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
 
 from msgspec import Struct
 
 from gatepost.archive.manifest import ArchiveManifest
-from gatepost.archive.room_facts import HeadFact
+from gatepost.archive.witnessed_heads import ARCHIVE_GRACE_MS, archived_through
 from gatepost.pipeline.audit.rules import UNJUDGED
 from gatepost.pipeline.audit.trust import KeyTrust, SeenHead
-
-# A gateway archives an event within a few minutes, unless it is away.
-ARCHIVE_GRACE_MS: Final = 15 * 60_000
 
 
 class CompletenessFinding(Struct, frozen=True):
@@ -55,6 +51,7 @@ def check_completeness(known: ArchiveEvidence) -> list[CompletenessFinding]:
         *_find_strangers(known),
         *_find_unarchived_nodes(known),
         *_find_short_outboxes(known),
+        *_find_contradictions(known),
         *_find_lack_of_evidence(known),
     ]
 
@@ -110,7 +107,7 @@ def _find_short_outboxes(known: ArchiveEvidence) -> Iterator[CompletenessFinding
         node, head = seen.head.node, seen.head
         if node not in listed or node in known.absent:
             continue
-        archived = _archived_through(listed[node], head)
+        archived = archived_through(listed[node], head)
         if archived is not None and head.at + ARCHIVE_GRACE_MS <= as_of:
             finding = _short_outbox(seen, archived, active_at[node])
             if node not in found or found[node].rule == UNJUDGED:
@@ -129,22 +126,17 @@ def _short_outbox(seen: SeenHead, archived: int, active_at: int) -> Completeness
     return CompletenessFinding(rule, head.node, head.at, detail, head.incarnation, archived + 1)
 
 
-def _archived_through(listed: ArchiveManifest, head: HeadFact) -> int | None:
-    """The last archived event of the head's incarnation; None if nothing up to the head lacks."""
-    lasts = [each.last for each in listed.segments if each.incarnation == head.incarnation]
-    archived = max(lasts, default=0)
-    wanted = min(head.seq, _last_kept(listed, head.incarnation) or head.seq)
-    began = min((each.archived_at for each in listed.segments), default=0)
-    # An archive may begin later than its node.
-    before = not lasts and head.at < began
-    return None if wanted <= archived or before else archived
-
-
-def _last_kept(listed: ArchiveManifest, incarnation: str) -> int | None:
-    """The last event of an incarnation that a restored journal still had; None if it lives on."""
-    ids = [each.id for each in listed.incarnations]
-    later = listed.incarnations[ids.index(incarnation) + 1 :] if incarnation in ids else ()
-    return min((each.first_seq - 1 for each in later), default=None)
+def _find_contradictions(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
+    """Manifests whose segments do not begin where they say that the outbox begins."""
+    for listed in known.listed:
+        begins = {each.id: each.first_seq for each in listed.incarnations}
+        for incarnation in dict.fromkeys(each.incarnation for each in listed.segments):
+            first = min(s.first for s in listed.segments if s.incarnation == incarnation)
+            stated = begins.get(incarnation)
+            if stated != first:
+                at = "does not name it" if stated is None else f"begins it with {stated}"
+                detail = f"the manifest lists events from {first} on, and {at}"
+                yield CompletenessFinding(UNJUDGED, listed.node, 0, detail, incarnation, stated)
 
 
 def _find_lack_of_evidence(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:

@@ -20,7 +20,7 @@ from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
 from gatepost.archive.room_facts import HeadFact, RoomFacts
 from gatepost.archive.signed_json import encode_canonical
-from gatepost.errors import ArchiveError
+from gatepost.errors import ArchiveError, ArchiveTooNew
 
 _ROOM_FOLDER = "room"
 _SUFFIX = ".json"
@@ -33,11 +33,15 @@ NodeKeys = Mapping[str, Keys]
 
 
 class FactsDoubt(Struct, frozen=True):
-    """The reason not to believe a gateway's facts; `at` is the time of these facts."""
+    """The reason not to believe a gateway's facts; `at` is the time of these facts.
+
+    A newer Gatepost wrote those that are `too_new`: they may be right.
+    """
 
     node: str
     at: int
     detail: str
+    too_new: bool = False
 
 
 class SeenHead(Struct, frozen=True):
@@ -81,7 +85,7 @@ def read_room_facts(
         try:
             facts = room_facts.read_facts(store, node) if name.endswith(_SUFFIX) else None
         except ArchiveError as error:
-            doubts.append(FactsDoubt(node, 0, error.message))
+            doubts.append(FactsDoubt(node, 0, error.message, isinstance(error, ArchiveTooNew)))
             continue
         if facts is not None and facts.node != node:
             doubts.append(FactsDoubt(node, facts.at, f"{name} holds the facts of {facts.node}"))

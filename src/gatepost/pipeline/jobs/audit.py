@@ -15,12 +15,12 @@ from msgspec.structs import asdict
 from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
-from gatepost.archive.segment_table import read_segment_schema, read_segment_table
+from gatepost.archive.witnessed_heads import ARCHIVE_GRACE_MS
 from gatepost.clock import SystemClock
-from gatepost.errors import ArchiveError
+from gatepost.errors import ArchiveError, ArchiveTooNew
+from gatepost.ledger import Ledger
 from gatepost.pipeline.audit import hash_chains, trust
 from gatepost.pipeline.audit.completeness import (
-    ARCHIVE_GRACE_MS,
     ArchiveEvidence,
     CompletenessFinding,
     check_completeness,
@@ -28,18 +28,21 @@ from gatepost.pipeline.audit.completeness import (
 )
 from gatepost.pipeline.audit.hash_chains import SegmentLink
 from gatepost.pipeline.audit.rules import RULE_ORDER, SENTENCES, UNJUDGED
+from gatepost.pipeline.audit.segment_audit import AuditLimits, audit_segment
 from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
 from gatepost.pipeline.delta_tables import begin_write, require_table
 from gatepost.pipeline.jobs.batch_ledger import BatchLedger
+from gatepost.pipeline.jobs.message_ledger import read_ledger
 from gatepost.pipeline.jobs.shares import pack_shares
 from gatepost.pipeline.kernels import evidence, promises
 from gatepost.pipeline.kernels.blocks import decode_block, encode_block
 from gatepost.pipeline.kernels.evidence import OutboxPart, found_table
-from gatepost.pipeline.kernels.promises import OutboxKnowledge
+from gatepost.pipeline.kernels.promises import UNREAD, OutboxKnowledge, UnreadSegments
 from gatepost.pipeline.kernels.spans import ArchivedSpan, SpanIndex, archived_spans
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import WrittenFile, write_files
+from gatepost.pipeline.parquet import WrittenFile
 from gatepost.pipeline.small_tables import count_values
+from gatepost.pipeline.table_files import write_rows
 from gatepost.pipeline.tables.schemas import VIOLATIONS
 from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
@@ -57,13 +60,17 @@ class AuditResult(Struct, frozen=True):
     `violations` counts the violations of each broken rule, causes first. `unjudged` counts the
     reasons why the audit could not judge a node. No other node vouches for the keys of the
     `self_asserted` nodes. Their events are consistent, but anybody who can write to the whole
-    archive could have written them.
+    archive could have written them. No other node has seen a head of the `unwitnessed` nodes, so
+    nothing proves that their archives are the newest. `ledger` is that of the tables; None if there
+    are none.
     """
 
     events: int
     violations: dict[str, int]
     unjudged: int = 0
     self_asserted: tuple[str, ...] = ()
+    unwitnessed: tuple[str, ...] = ()
+    ledger: Ledger | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -83,6 +90,10 @@ class AuditShare(Struct, frozen=True):
     archive: str
     segments: list[tuple[SegmentLink, OutboxPart]]
 
+    @property
+    def rows(self) -> int:
+        return sum(link.rows for link, _ in self.segments)
+
 
 class _AuditInput(Struct, frozen=True):
     """An opened archive: its manifests, the keys to believe, and the files that are there."""
@@ -92,6 +103,8 @@ class _AuditInput(Struct, frozen=True):
     trust: KeyTrust
     # Nodes without a usable manifest, and the reason.
     unlisted: list[FactsDoubt]
+    # Nodes whose manifest a newer Gatepost wrote.
+    too_new: list[FactsDoubt]
     evidence: ArchiveEvidence
 
     @property
@@ -113,22 +126,28 @@ def audit_archive(
     case = _open_archive(archive, absent)
     agreed = BatchLedger(tables).agreed_objectives(objectives)
     path = f"{tables.rstrip('/')}/{VIOLATIONS.name}"
-    writing = begin_write(path, VIOLATIONS.schema, mode="overwrite")
+    writing = begin_write(path, VIOLATIONS.schema, mode="overwrite", comment=VIOLATIONS.meaning)
     files = _compare_events(transport, case, agreed, writing.path)
     files += _write_found([_archive_violations(case)], writing.path)
     writing.commit(files)
     found = count_values(require_table(path), "rule")
     unjudged = found.pop(UNJUDGED, 0)
     counts = dict(sorted(found.items(), key=lambda count: RULE_ORDER[count[0]]))
-    return AuditResult(case.rows, counts, unjudged, case.trust.self_asserted)
+    seen = {node for node, _ in case.trust.heads}
+    unwitnessed = tuple(each.node for each in case.listed if each.node not in seen)
+    ledger = read_ledger(transport, tables)
+    return AuditResult(case.rows, counts, unjudged, case.trust.self_asserted, unwitnessed, ledger)
 
 
 def _open_archive(archive: str, absent: Collection[str]) -> _AuditInput:
     store = ArchiveStore.open(archive)
-    listed, unlisted = [], []
+    listed, unlisted, too_new = [], [], []
     for node in manifest.archived_nodes(store):
         try:
             found = manifest.read_manifest(store, node)
+        except ArchiveTooNew as error:
+            too_new.append(FactsDoubt(node, 0, error.message))
+            continue
         except ArchiveError as error:
             unlisted.append(FactsDoubt(node, 0, error.message))
             continue
@@ -139,9 +158,9 @@ def _open_archive(archive: str, absent: Collection[str]) -> _AuditInput:
     doubts: list[FactsDoubt] = []
     judged = trust.judge_room_facts(trust.read_room_facts(store, doubts), listed)
     judged.doubts.extend(doubts)
-    without = {each.node for each in unlisted}
+    without = {each.node for each in (*unlisted, *too_new)}
     known = ArchiveEvidence(listed, without, judged, frozenset(absent), SystemClock().now())
-    return _AuditInput(archive, listed, judged, unlisted, known)
+    return _AuditInput(archive, listed, judged, unlisted, too_new, known)
 
 
 def _compare_events(
@@ -153,11 +172,12 @@ def _compare_events(
         SpanIndex.from_spans(spans, objectives.archiving * 1000),
         latest_time(case.evidence) - ARCHIVE_GRACE_MS,
     )
+    limits = AuditLimits(objectives.max_inline, objectives.id_age, objectives.archiving * 1000)
     parts = max(1, -(-case.rows // _COMPARED_ROWS))
     made = transport.run(
         _plan_shares(case, spans, transport.slots),
-        _read_kernel(parts, objectives.max_inline),
-        FoldStep(parts, _compare_kernel(parts, known)),
+        _read_kernel(parts, limits),
+        FoldStep(parts, _compare_kernel(parts, known, limits.slack)),
         FoldStep(parts, _finish_kernel(case.evidence.known_nodes | case.trust.members, folder)),
     )
     return [WrittenFile.decode(file) for file in made]
@@ -196,41 +216,52 @@ def _part_of(link: SegmentLink, outboxes: Mapping[tuple[str, str], OutboxPart]) 
     return known or OutboxPart(link.node, link.incarnation, 0, None, None)
 
 
-def _read_kernel(parts: int, max_inline: int) -> Callable[[AuditShare], Iterator[PartBlock]]:
+def _repeat_unread(named: NamedTables, parts: int) -> Iterator[tuple[str, pa.Table]]:
+    """The tables with those of unread segments for each part: all of them have to know these."""
+    for name, table in named:
+        if name != UNREAD:
+            yield name, table
+            continue
+        for part in range(parts):
+            yield name, table.append_column("part", pa.array([part], pa.int64()))
+
+
+def _read_kernel(parts: int, limits: AuditLimits) -> Callable[[AuditShare], Iterator[PartBlock]]:
     """Reads segments: their violations, and their evidence split by the ids it is about."""
 
     def read(share: AuditShare) -> Iterator[PartBlock]:
         store = ArchiveStore.open(share.archive)
         for link, part in share.segments:
-            content = store.read_file(link.path)
-            found = list(hash_chains.check_segment(link, content))
-            if found:
-                made = [(evidence.FOUND, _chain_violations(link, found))]
+            audited = audit_segment(link, part, store.read_file, limits)
+            if audited.found:
+                made = [(evidence.FOUND, _chain_violations(link, audited.found))]
                 yield from _split_blocks(made, {}, parts)
-            events = None if content is None else _read_events(content)
-            if events is not None:
-                named = evidence.collect_evidence(events, part, max_inline)
-                yield from _split_blocks(named, {"sent": "low", "receipts": "low"}, parts)
+            keys = {evidence.SENT: "low", evidence.RECEIPTS: "low", UNREAD: "part"}
+            yield from _split_blocks(_repeat_unread(audited.named, parts), keys, parts)
 
     return read
 
 
 def _compare_kernel(
-    parts: int, known: OutboxKnowledge
+    parts: int, known: OutboxKnowledge, slack: int
 ) -> Callable[[Iterator[Block]], Iterator[PartBlock]]:
     """Compares events with receipts; everything else passes through."""
 
     def compare(blocks: Iterator[Block]) -> Iterator[PartBlock]:
         named = _group_blocks(blocks)
         sent, receipts = named.pop(evidence.SENT, []), named.pop(evidence.RECEIPTS, [])
+        unread = UnreadSegments.from_tables(named.get(UNREAD, []), slack)
         passed = ((name, table) for name, tables in named.items() for table in tables)
-        yield from _split_blocks(passed, {}, parts)
+        yield from _split_blocks(passed, {UNREAD: "part"}, parts)
         if receipts:
             empty = pa.schema({"high": pa.uint64(), "low": pa.uint64(), "owner": pa.int64()})
             more = {"pair": pa.int64(), "pair_seq": pa.int64()}
             empty = pa.schema([*empty, *pa.schema(more)])
             made = promises.compare_outboxes(
-                pa.concat_tables([empty.empty_table(), *sent]), _join_tables(receipts), known
+                pa.concat_tables([empty.empty_table(), *sent]),
+                _join_tables(receipts),
+                known,
+                unread,
             )
             yield from _split_blocks(made, {promises.TURNS: "pair"}, parts)
 
@@ -246,7 +277,8 @@ def _finish_kernel(
         named = _group_blocks(blocks)
         found = named.get(evidence.FOUND, [])
         if turns := named.get(promises.TURNS):
-            found.append(promises.find_overtaken_turns(_join_tables(turns)))
+            unread = UnreadSegments.from_tables(named.get(UNREAD, []), 0)
+            found.append(promises.find_overtaken_turns(_join_tables(turns), unread))
         found.append(promises.describe_unarchived(named.get(promises.UNARCHIVED, [])))
         found.append(promises.describe_unknown(named.get(evidence.NAMED, []), nodes))
         for file in _write_found(found, folder):
@@ -282,17 +314,6 @@ def _join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-def _read_events(content: bytes) -> pa.Table | None:
-    """The columns of evidence; None if the file cannot be read, which its chain check reports."""
-    try:
-        present = set(read_segment_schema(pa.BufferReader(content), "").names)
-        known = [name for name in evidence.EVIDENCE_COLUMNS if name in present]
-        table = read_segment_table(pa.BufferReader(content), known, "")
-    except ArchiveError:
-        return None
-    return evidence.complete_columns(table) if "seq" in present else None
-
-
 def _chain_violations(link: SegmentLink, found: Sequence[hash_chains.ChainViolation]) -> pa.Table:
     rows = [asdict(each) | {"node": link.node, "incarnation": link.incarnation} for each in found]
     return found_table({name: [row[name] for row in rows] for name in rows[0]})
@@ -309,8 +330,12 @@ def _archive_violations(case: _AuditInput) -> pa.Table:
         )
         for counter, claims in promises.contested_terms(case.trust.facts)
     ]
-    found += [_to_finding("room_facts", doubt) for doubt in case.trust.doubts]
+    found += [
+        _to_finding(UNJUDGED if doubt.too_new else "room_facts", doubt)
+        for doubt in case.trust.doubts
+    ]
     found += [_to_finding("unsigned_manifest", doubt) for doubt in case.unlisted]
+    found += [_to_finding(UNJUDGED, doubt) for doubt in case.too_new]
     found += [
         CompletenessFinding(
             "unsigned_manifest", node.node, 0, "the manifest is not signed by the node's key"
@@ -335,5 +360,4 @@ def _write_found(found: Sequence[pa.Table], folder: str) -> list[WrittenFile]:
         return []
     sentences = [SENTENCES[rule] for rule in whole["rule"].to_pylist()]
     whole = whole.append_column("sentence", pa.array(sentences, pa.string()))
-    batches = whole.select(VIOLATIONS.names).to_batches()
-    return list(write_files(batches, folder, VIOLATIONS.names, ()))
+    return list(write_rows(VIOLATIONS, whole, folder))

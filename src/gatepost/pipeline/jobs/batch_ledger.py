@@ -19,6 +19,7 @@ from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import PipelineError, TablesBusy
 from gatepost.files import hold_file_lock
 from gatepost.pipeline.conditional_write import create_in_bucket
+from gatepost.pipeline.job_errors import name_full_disk
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.read_plan import Offsets, SeqRange, SetAside
 from gatepost.pipeline.small_tables import open_table
@@ -27,7 +28,8 @@ from gatepost.pipeline.tables.schemas import INCIDENTS
 APP_ID = "gatepost-pipeline"
 _BATCH_FOLDER = "_batches"
 _LOCK_FILE = "_lock"
-_LAYOUT_VERSION = 2
+# 2: before times were TIMESTAMPs, and small tables had a partition for each day.
+_LAYOUT_VERSION = 3
 _LOCK_TIMEOUT = 600.0
 
 
@@ -45,8 +47,9 @@ class PipelineBatch(Struct, frozen=True, rename="camel"):
     # Events up to `end` that no batch has taken in yet, and those that this batch makes up for.
     left_out: tuple[SeqRange, ...] = ()
     recovered: tuple[SeqRange, ...] = ()
-    # All that was set aside when the batch began.
+    # All that was set aside when the batch began, and what had been and was right again.
     aside: tuple[SetAside, ...] = ()
+    repaired: tuple[SetAside, ...] = ()
 
 
 NO_BATCH = PipelineBatch(0, {}, {})
@@ -60,6 +63,7 @@ class BatchNotes(Struct, frozen=True):
     left_out: tuple[SeqRange, ...] = ()
     recovered: tuple[SeqRange, ...] = ()
     aside: tuple[SetAside, ...] = ()
+    repaired: tuple[SetAside, ...] = ()
 
 
 class BatchLedger:
@@ -69,17 +73,45 @@ class BatchLedger:
         self._tables = tables
         self._store = ArchiveStore.open(tables)
 
+    def require_known_layout(self) -> None:
+        """Raise PipelineError if these tables were made by an earlier or newer Gatepost."""
+        self.last_batch()
+
     def last_batch(self) -> PipelineBatch | None:
         """The latest batch, whether it is done or not."""
         names = self._store.list_files(_BATCH_FOLDER)
-        content = self._store.read_file(names[-1]) if names else None
+        return self._read_batch_file(names[-1]) if names else None
+
+    def last_done_batch(self) -> PipelineBatch:
+        """The latest batch that all tables have; `NO_BATCH` if there is none."""
+        last = self.last_batch()
+        if last is None or self.is_done(last):
+            return last or NO_BATCH
+        return self.read_batch(last.number - 1) if last.number > 1 else NO_BATCH
+
+    def read_batch(self, number: int) -> PipelineBatch:
+        """The batch of this number, which a reader has seen to be done."""
+        versions = self._versions_of(number)
+        batch = self._read_batch_file(versions[-1]) if versions else None
+        if batch is None:
+            raise PipelineError(f"there is no batch {number} in {self._tables}")
+        return batch
+
+    def _read_batch_file(self, name: str) -> PipelineBatch | None:
+        content = self._store.read_file(name)
         if content is None:
             return None
         batch = msgspec.json.decode(content, type=PipelineBatch)
-        if batch.layout != _LAYOUT_VERSION:
+        if batch.layout > _LAYOUT_VERSION:
             raise PipelineError(
-                f"the tables in {self._tables} were made by another version of Gatepost:"
-                " make new ones in another folder, with backfill"
+                f"the tables in {self._tables} were made by a newer Gatepost (layout"
+                f" {batch.layout}; this one knows {_LAYOUT_VERSION}): upgrade Gatepost here"
+            )
+        if batch.layout < _LAYOUT_VERSION:
+            raise PipelineError(
+                f"the tables in {self._tables} were made by an earlier Gatepost (layout"
+                f" {batch.layout}; this one knows {_LAYOUT_VERSION}): make new ones of the archive"
+                " with `gatepost pipeline backfill --tables ANOTHER_FOLDER`"
             )
         return batch
 
@@ -136,16 +168,34 @@ class BatchLedger:
             notes.left_out,
             notes.recovered,
             notes.aside,
+            notes.repaired,
         )
-        name = f"{_BATCH_FOLDER}/{batch.number:012d}.json"
+        self._create_file(_batch_file(batch.number), msgspec.json.encode(batch))
+        return batch
+
+    def amend_batch(self, batch: PipelineBatch) -> PipelineBatch:
+        """Record the batch anew, in another file. The caller has seen that no table has it."""
+        name = _batch_file(batch.number, len(self._versions_of(batch.number)))
         self._create_file(name, msgspec.json.encode(batch))
         return batch
+
+    def _versions_of(self, number: int) -> list[str]:
+        """The files of a batch, the last of which counts."""
+        begin = _batch_file(number).removesuffix(".json")
+        return [name for name in self._store.list_files(_BATCH_FOLDER) if name.startswith(begin)]
 
     def _create_file(self, name: str, content: bytes) -> None:
         """Write the file of a batch; on a local disk nobody else does, while the lock is held."""
         if self._store.is_local:
-            self._store.write_file(name, content)
+            with name_full_disk(self._tables):
+                self._store.write_file(name, content)
         elif not create_in_bucket(self._tables, name, content):
             raise TablesBusy(
                 f"another job has begun the same batch of the tables in {self._tables}"
             )
+
+
+def _batch_file(number: int, amendment: int = 0) -> str:
+    """The names of a batch sort before those of the next one, and its amendments after it."""
+    suffix = f"_{amendment:03d}" if amendment else ""
+    return f"{_BATCH_FOLDER}/{number:012d}{suffix}.json"

@@ -8,7 +8,6 @@ deliveries and writes these.
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from gatepost.pipeline import read_plan
@@ -18,6 +17,7 @@ from gatepost.pipeline.jobs.executors import run_on_executors
 from gatepost.pipeline.kernels import activity, lifecycle
 from gatepost.pipeline.kernels.facts import (
     FACT_COLUMNS,
+    ID_AGE_MS,
     ID_COLUMNS,
     TEXT_COLUMNS,
     Facts,
@@ -27,8 +27,9 @@ from gatepost.pipeline.kernels.facts import (
     hours_of,
 )
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem, write_files
+from gatepost.pipeline.parquet import WrittenFile
 from gatepost.pipeline.read_plan import RowEstimate, Slice
+from gatepost.pipeline.table_files import read_batches, write_rows
 from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS
 from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
@@ -41,10 +42,11 @@ _ACTIVITY_FILE = b"activity"
 
 
 class NewEvents(Struct, frozen=True):
-    """The new events of an archive."""
+    """The new events of an archive; their ids are at most `id_age` ms older than they are."""
 
     archive: str
     slices: list[Slice]
+    id_age: int = ID_AGE_MS
 
 
 class SurveyRequest(Struct, frozen=True):
@@ -66,10 +68,14 @@ class SurveyResult(Struct, frozen=True):
 
 
 def survey_events(transport: Transport, source: NewEvents, wanted: SurveyRequest) -> SurveyResult:
-    archive = source.archive
-    columns = (
-        *(activity.ACTIVITY_COLUMNS if wanted.activity else ()),
-        *(ID_COLUMNS if wanted.hours else ()),
+    archive, id_age = source.archive, source.id_age
+    columns = tuple(
+        dict.fromkeys(
+            (
+                *(activity.ACTIVITY_COLUMNS if wanted.activity else ()),
+                *(ID_COLUMNS if wanted.hours else ()),
+            )
+        )
     )
     if not columns:
         return SurveyResult([], set())
@@ -81,7 +87,7 @@ def survey_events(transport: Transport, source: NewEvents, wanted: SurveyRequest
             if wanted.activity:
                 counted.append(activity.count_activity(events, wanted.batch, wanted.objectives))
             if wanted.hours:
-                hours.update(hours_of(events).tolist())
+                hours.update(hours_of(events, id_age).tolist())
         yield [file.encode() for file in _write_activity(counted, wanted.activity)], sorted(hours)
 
     found = run_on_executors(transport, _plan_shares(transport, source), survey_share)
@@ -90,8 +96,9 @@ def survey_events(transport: Transport, source: NewEvents, wanted: SurveyRequest
 
 
 def _write_activity(counted: Sequence[pa.Table], folder: str | None) -> Iterable[WrittenFile]:
-    batches = [batch for table in counted for batch in table.to_batches()]
-    return write_files(batches, folder, ACTIVITY.names, ()) if folder else ()
+    if folder is None or not counted:
+        return ()
+    return write_rows(ACTIVITY, pa.concat_tables(counted), folder)
 
 
 class WrittenDeliveries(Struct, frozen=True):
@@ -110,7 +117,7 @@ def write_deliveries(
 
     With `survey`, activity is counted in the same pass over the events.
     """
-    archive, slots = source.archive, transport.slots
+    archive, id_age, slots = source.archive, source.id_age, transport.slots
     estimates = [*map(_slice_estimate, source.slices), *map(_file_estimate, stored)]
     rows = sum(estimate.rows for estimate in estimates)
     cuts = read_plan.cut_times(estimates, -(-max(1, rows // _FOLDED_FACTS) // slots) * slots)
@@ -118,7 +125,7 @@ def write_deliveries(
     def read_blocks(share: list[Slice] | StoredFile) -> Iterator[PartBlock]:
         """The facts of a share as blocks, each with the number of its stretch of time."""
         counted: list[pa.Table] = []
-        for read in _read_facts(archive, share, survey, counted):
+        for read in _read_facts(archive, share, id_age, survey, counted):
             for part, block in read.split_by_time(cuts):
                 yield part, block.encode()
         for file in _write_activity(counted, survey.activity if survey else None):
@@ -133,11 +140,11 @@ def write_deliveries(
                 yield RESULT_PART, encode_parts([_ACTIVITY_FILE, parts[0]])
             else:
                 facts.append(Facts.from_parts(parts))
-        rows = lifecycle.build_deliveries(Facts.join_parts(facts)) if facts else None
-        del facts
-        batches = rows.to_batches(_BATCH_ROWS) if rows is not None else []
-        for file in write_files(batches, folder, DELIVERIES.names, ("hour",)):
-            yield RESULT_PART, encode_parts([file.encode()])
+        if facts:
+            rows = lifecycle.build_deliveries(Facts.join_parts(facts))
+            del facts
+            for file in write_rows(DELIVERIES, rows, folder):
+                yield RESULT_PART, encode_parts([file.encode()])
 
     shares: list[list[Slice] | StoredFile] = [*_plan_shares(transport, source), *stored]
     found = map(
@@ -165,24 +172,18 @@ def _plan_shares(transport: Transport, source: NewEvents) -> list[list[Slice]]:
 def _read_facts(
     archive: str,
     share: list[Slice] | StoredFile,
+    id_age: int,
     survey: SurveyRequest | None,
     counted: list[pa.Table],
 ) -> Iterator[Facts]:
     """The facts of a share; the activity of new events is added to `counted`."""
     if isinstance(share, StoredFile):
-        yield from map(lifecycle.facts_from_deliveries, _read_stored(share.uri))
+        yield from map(lifecycle.facts_from_deliveries, read_batches(DELIVERIES, share.uri))
         return
     for events in _read_events(archive, share, FACT_COLUMNS):
         if survey:
             counted.append(activity.count_activity(events, survey.batch, survey.objectives))
-        yield facts_from_events(events)
-
-
-def _read_stored(file: str) -> Iterator[pa.Table]:
-    filesystem, path = resolve_filesystem(file)
-    with pq.ParquetFile(path, filesystem=filesystem) as parquet:
-        for batch in parquet.iter_batches(_BATCH_ROWS, use_threads=False):
-            yield pa.Table.from_batches([batch])
+        yield facts_from_events(events, id_age)
 
 
 def _read_events(root: str, share: list[Slice], columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from gatepost.pipeline.parquet import WrittenFile, write_files
+from gatepost.pipeline.parquet import WrittenFile
+from gatepost.pipeline.table_files import write_rows
 from gatepost.pipeline.tables.schemas import TableSpec
 from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
@@ -23,6 +24,7 @@ def run_on_executors(
     def read(share: Share) -> Iterator[PartBlock]:
         return ((RESULT_PART, pickle.dumps(made)) for made in work(share))
 
+    _take_name(read, work)
     return [pickle.loads(made) for made in transport.run(shares, read)]
 
 
@@ -37,6 +39,8 @@ def combine_on_executor(
     def read(share: Share) -> Iterator[PartBlock]:
         yield RESULT_PART, pickle.dumps(work(share))
 
+    _take_name(read, work)
+
     def fold(blocks: Iterator[Block]) -> Iterator[PartBlock]:
         yield RESULT_PART, pickle.dumps(combine([pickle.loads(block) for block in blocks]))
 
@@ -44,6 +48,11 @@ def combine_on_executor(
         combined: Combined = pickle.loads(made)
         return combined
     return None
+
+
+def _take_name(kernel: Callable[..., object], work: Callable[..., object]) -> None:
+    """Let the kernel have the name of its work: Spark's UI shows it."""
+    kernel.__module__, kernel.__qualname__ = work.__module__, work.__qualname__
 
 
 def write_on_executors(
@@ -56,10 +65,10 @@ def write_on_executors(
 
     def write(share: Share) -> Iterator[tuple[str, bytes]]:
         for table, rows in make(share):
-            by = [table.partition] if table.partition else []
-            for file in write_files(rows.to_batches(), folders[table], table.names, by):
+            for file in write_rows(table, rows, folders[table]):
                 yield table.name, file.encode()
 
+    _take_name(write, make)
     found = run_on_executors(transport, shares, write)
     return {
         table: [WrittenFile.decode(file) for name, file in found if name == table.name]

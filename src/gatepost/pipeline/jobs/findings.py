@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from msgspec import Struct
 
 from gatepost.pipeline.delta_tables import StoredFile
@@ -22,13 +21,15 @@ from gatepost.pipeline.kernels import advice, incidents
 from gatepost.pipeline.kernels.blocks import decode_block, encode_block, hash_texts
 from gatepost.pipeline.kernels.groups import CodedColumns
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem, write_files
+from gatepost.pipeline.parquet import WrittenFile
 from gatepost.pipeline.read_plan import SetAside
+from gatepost.pipeline.table_files import at_least, read_files, write_rows
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
 from gatepost.pipeline.tables.schemas import (
     ACTIVITY,
     CASES,
     ETA,
+    HOUR_MS,
     INCIDENTS,
     PACES,
     REVIEWS,
@@ -51,8 +52,12 @@ class FindingsInput(Struct, frozen=True):
     activity: list[StoredFile]
     cases: list[StoredFile]
     paces: list[StoredFile]
-    # What was set aside of the archive.
+    # What was set aside of the archive, also what is right again.
     aside: tuple[SetAside, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in (*self.activity, *self.cases, *self.paces))
 
 
 def write_findings(
@@ -86,7 +91,10 @@ def _write_divided(
     shares: list[_FindingsShare | tuple[SetAside, ...]] = [known.aside]
     for table, stored in files.items():
         packed = pack_shares(stored, _AT_ONCE)
-        shares += [_FindingsShare(table.name, [file.uri for file in share]) for share in packed]
+        shares += [
+            _FindingsShare(table.name, _uris(share), sum(file.rows for file in share))
+            for share in packed
+        ]
     made: dict[TableSpec, list[WrittenFile]] = {table: [] for table in folders}
     by_name = {table.name: table for table in folders}
     for block in transport.run(shares, kernel.read_share, FoldStep(parts, kernel.fold_blocks)):
@@ -100,6 +108,7 @@ class _FindingsShare(Struct, frozen=True):
 
     table: str
     files: list[str]
+    rows: int
 
 
 class _DividedFindings:
@@ -120,15 +129,19 @@ class _DividedFindings:
 
     def read_share(self, share: "_FindingsShare | tuple[SetAside, ...]") -> Iterator[PartBlock]:
         if not isinstance(share, _FindingsShare):
-            yield RESULT_PART, encode_block(_ASIDE, incidents.describe_aside(share))
+            yield (
+                RESULT_PART,
+                encode_block(
+                    _ASIDE, incidents.describe_aside(share, self._as_of, self._objectives)
+                ),
+            )
         elif share.table == CASES.name:
-            yield from self._split_cases(_read_files(CASES, share.files))
+            yield from self._split_cases(read_files(CASES, share.files, _recent_hours(self._since)))
         elif share.table == PACES.name:
-            rows = _read_files(PACES, share.files)
+            rows = read_files(PACES, share.files, _recent_hours(self._since))
             yield from self._split_rows(_PACES, rows, "capability_id")
         else:
-            recent = pc.field("last_at") >= self._since
-            rows = _read_files(ACTIVITY, share.files, recent)
+            rows = read_files(ACTIVITY, share.files, at_least("last_at", self._since))
             yield from self._split_rows(_ACTIVITY, rows, "node")
 
     def _split_cases(self, rows: pa.Table) -> Iterator[PartBlock]:
@@ -153,12 +166,12 @@ class _DividedFindings:
             found.setdefault(name, []).append(table)
         for table, rows in self._build_tables(found).items():
             if table in self._folders:
-                for file in write_files(rows.to_batches(), self._folders[table], table.names, ()):
+                for file in write_rows(table, rows, self._folders[table]):
                     yield RESULT_PART, pickle.dumps((table.name, file.encode()))
 
     def _build_tables(self, found: Mapping[str, list[pa.Table]]) -> dict[TableSpec, pa.Table]:
         def joined(name: str, table: TableSpec) -> CodedColumns:
-            parts = found.get(name) or [_stored_schema(table).empty_table()]
+            parts = found.get(name) or [arrow_schema(table).empty_table()]
             return CodedColumns(pa.concat_tables(parts).combine_chunks())
 
         as_of, objectives = self._as_of, self._objectives
@@ -178,12 +191,13 @@ class _DividedFindings:
 
 
 def _build_findings(known: FindingsInput, objectives: Objectives) -> dict[TableSpec, pa.Table]:
+    recent = _recent_hours(known.since)
     cases, paces = (
-        CodedColumns(_read_files(CASES, _uris(known.cases))),
-        CodedColumns(_read_files(PACES, _uris(known.paces))),
+        CodedColumns(read_files(CASES, _uris(known.cases), recent)),
+        CodedColumns(read_files(PACES, _uris(known.paces), recent)),
     )
     activity = CodedColumns(
-        _read_files(ACTIVITY, _uris(known.activity), pc.field("last_at") >= known.since)
+        read_files(ACTIVITY, _uris(known.activity), at_least("last_at", known.since))
     )
     return {
         ETA: advice.compute_eta_advice(paces),
@@ -191,7 +205,7 @@ def _build_findings(known: FindingsInput, objectives: Objectives) -> dict[TableS
         INCIDENTS: pa.concat_tables(
             [
                 incidents.find_incidents(cases, activity, known.as_of, objectives),
-                incidents.describe_aside(known.aside),
+                incidents.describe_aside(known.aside, known.as_of, objectives),
             ]
         ),
     }
@@ -201,21 +215,6 @@ def _uris(files: Sequence[StoredFile]) -> list[str]:
     return [file.uri for file in files]
 
 
-def _stored_schema(table: TableSpec) -> pa.Schema:
-    """The columns of a file: without the partition column, which only its path holds."""
-    names = [name for name in table.names if name != table.partition]
-    return pa.schema([arrow_schema(table).field(name) for name in names])
-
-
-def _read_files(
-    table: TableSpec, files: Sequence[str], where: pc.Expression | None = None
-) -> pa.Table:
-    """Read all of these files."""
-    schema = _stored_schema(table)
-    if not files:
-        return schema.empty_table()
-    located = [resolve_filesystem(uri) for uri in files]
-    paths = [path for _, path in located]
-    dataset = ds.dataset(paths, schema=schema, format="parquet", filesystem=located[0][0])
-    # In one chunk, because taking a few rows of a chunked table searches all its chunks.
-    return dataset.to_table(filter=where).combine_chunks()
+def _recent_hours(since: int) -> pc.Expression:
+    """The condition that a row is of this hour or later; a day's file may begin before it."""
+    return pc.field("hour") >= since // HOUR_MS

@@ -1,4 +1,4 @@
-"""Follows the archive: runs the pipeline again and again, in one session."""
+"""Follows the archive without Spark: runs the pipeline again and again in this process."""
 
 from collections.abc import Callable
 from threading import Event
@@ -9,12 +9,17 @@ from gatepost.pipeline.jobs.pipeline import Pipeline, RunSummary
 def follow_archive(
     pipeline: Pipeline,
     *,
-    every: float,
+    every: float | None,
     max_rows: int,
     stopping: Event,
     report: Callable[[RunSummary], None],
 ) -> None:
-    """Run, wait `every` seconds, and so on until `stopping` is set; `report` each run's result."""
+    """Run, wait `every` seconds, and so on until `stopping` is set; if None, run once.
+
+    `report` gets the result of each run.
+    """
     while not stopping.is_set():
         report(pipeline.run(max_rows, stopping.is_set))
+        if every is None:
+            return
         stopping.wait(every)

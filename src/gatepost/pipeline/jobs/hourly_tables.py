@@ -5,6 +5,9 @@ tables, so nothing has to be exchanged. The files of an hour with very many deli
 several executors. Tasks, paces and cases are made where a file is read, and traffic is summed up
 there. Service levels need all deliveries of a node in a window, so these come together by node and
 window: one sender with millions of deliveries an hour does not land on one executor.
+
+The tables are partitioned by day, and whole days are replaced: the rows of the other hours of a day
+are copied from its former files.
 """
 
 import zlib
@@ -13,6 +16,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct
 
 from gatepost.pipeline.delta_tables import StoredFile
@@ -27,8 +31,17 @@ from gatepost.pipeline.kernels.hour_deliveries import (
     HourDeliveries,
 )
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import WrittenFile, read_file, write_files
-from gatepost.pipeline.tables.schemas import CASES, PACES, SLO, TASKS, TRAFFIC, TableSpec
+from gatepost.pipeline.parquet import WrittenFile
+from gatepost.pipeline.table_files import TableFiles, copy_rows, read_columns, write_rows
+from gatepost.pipeline.tables.schemas import (
+    CASES,
+    DELIVERIES,
+    PACES,
+    SLO,
+    TASKS,
+    TRAFFIC,
+    TableSpec,
+)
 from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
 # About how many deliveries are processed at once, and how many by one executor.
@@ -60,18 +73,37 @@ class HourPiece(Struct, frozen=True):
     parts: int = 0
 
 
+class KeptRows(Struct, frozen=True):
+    """Files of one day of a table; its rows of all hours but these are kept."""
+
+    table: str
+    files: list[str]
+    without: list[int]
+    rows: int
+
+
 def write_hourly_tables(
     transport: Transport,
     deliveries: Sequence[StoredFile],
     folders: Mapping[TableSpec, str],
     objectives: Objectives,
+    kept: Sequence[KeptRows] = (),
 ) -> dict[TableSpec, list[WrittenFile]]:
-    """Write these tables for the hours of these files of deliveries, each into its folder."""
+    """Write these tables for the hours of these files of deliveries, each into its folder.
+
+    The rows that are `kept` are written along, as far as their tables are.
+    """
     kernel = _HourKernel(dict(folders), objectives)
     pieces = list(_cut_pieces(deliveries))
     last = max((piece.part + piece.parts for piece in pieces), default=0)
     folds = [FoldStep(last, kernel.fold_blocks)] if last else []
-    shares = pack_shares(pieces, _share_rows(transport, deliveries))
+    shares: list[list[HourPiece] | list[KeptRows]] = [
+        *pack_shares(pieces, _share_rows(transport, deliveries)),
+        *pack_shares(
+            [each for each in kept if each.table in kernel.tables],
+            even_share_rows(sum(each.rows for each in kept), _AT_ONCE, transport.slots),
+        ),
+    ]
     made: dict[TableSpec, list[WrittenFile]] = {table: [] for table in folders}
     by_name = {table.name: table for table in folders}
     for block in transport.run(shares, kernel.read_share, *folds):
@@ -110,7 +142,8 @@ def _cut_pieces(deliveries: Sequence[StoredFile]) -> Iterator[HourPiece]:
 
 def read_piece(piece: HourPiece, columns: Sequence[str]) -> pa.Table:
     """Read these columns of a piece."""
-    return pa.concat_tables([read_file(uri, columns, HOUR_TEXT_COLUMNS) for uri in piece.files])
+    read = (read_columns(DELIVERIES, uri, columns, HOUR_TEXT_COLUMNS) for uri in piece.files)
+    return pa.concat_tables(read)
 
 
 class _HourKernel:
@@ -119,15 +152,30 @@ class _HourKernel:
     def __init__(self, folders: dict[TableSpec, str], objectives: Objectives) -> None:
         self._folders = folders
         self._objectives = objectives
+        self.tables = {table.name: table for table in folders}
 
-    def read_share(self, share: list[HourPiece]) -> Iterator[PartBlock]:
+    def read_share(self, share: list[HourPiece] | list[KeptRows]) -> Iterator[PartBlock]:
+        """Write the tables of these hours, or what is kept of others, to few files for each day."""
+        files = {table: TableFiles(table, folder) for table, folder in self._folders.items()}
         for piece in share:
+            if isinstance(piece, KeptRows):
+                yield from self._copy_rows(piece)
+                continue
             hour = HourDeliveries(piece.hour, read_piece(piece, HOUR_COLUMNS))
             if piece.parts:
                 yield from self._read_part_of_hour(piece, hour)
-            else:
-                for table in self._folders:
-                    yield from self._write(table, _TABLE_BUILDERS[table](hour, self._objectives))
+                continue
+            for table, writer in files.items():
+                rows = _TABLE_BUILDERS[table](hour, self._objectives)
+                yield from _file_blocks(table, writer.add_rows(rows))
+        for table, writer in files.items():
+            yield from _file_blocks(table, writer.close())
+
+    def _copy_rows(self, kept: KeptRows) -> Iterator[PartBlock]:
+        table = self.tables[kept.table]
+        others = ~pc.field("hour").isin(kept.without)
+        copied = copy_rows(table, kept.files, others, self._folders[table])
+        yield from _file_blocks(table, copied)
 
     def _read_part_of_hour(self, piece: HourPiece, hour: HourDeliveries) -> Iterator[PartBlock]:
         for table in self._folders:
@@ -172,10 +220,15 @@ class _HourKernel:
     def _write(
         self, table: TableSpec, rows: pa.Table, part: int = RESULT_PART
     ) -> Iterator[PartBlock]:
-        by = [table.partition] if table.partition else []
-        for file in write_files(rows.to_batches(), self._folders[table], table.names, by):
-            described = {"table": [table.name], "file": [file.encode()]}
-            yield part, encode_block(_FILE, pa.table(described))
+        return _file_blocks(table, write_rows(table, rows, self._folders[table]), part)
+
+
+def _file_blocks(
+    table: TableSpec, files: Iterable[WrittenFile], part: int = RESULT_PART
+) -> Iterator[PartBlock]:
+    for file in files:
+        described = {"table": [table.name], "file": [file.encode()]}
+        yield part, encode_block(_FILE, pa.table(described))
 
 
 def _hash_nodes(hour: HourDeliveries) -> Numbers:

@@ -1,32 +1,25 @@
 """The jobs that bring tables up to date: with new events, or from nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from gatepost.clock import SystemClock
 from gatepost.errors import PipelineError
-from gatepost.pipeline import delta_tables, read_plan
-from gatepost.pipeline.archive_admission import (
-    AdmittedArchive,
-    ArchiveGate,
-    agree_on_time,
-    describe_holes,
-)
+from gatepost.pipeline import delta_tables
 from gatepost.pipeline.archive_reader import ArchiveReader
+from gatepost.pipeline.job_errors import is_about_tables
 from gatepost.pipeline.jobs import retention
-from gatepost.pipeline.jobs.batch_ledger import NO_BATCH, BatchLedger, BatchNotes, PipelineBatch
+from gatepost.pipeline.jobs.batch_ledger import NO_BATCH, BatchLedger, PipelineBatch
+from gatepost.pipeline.jobs.batch_plan import ArchiveLag, BatchPlanner, replan
 from gatepost.pipeline.jobs.deliveries import NewEvents
+from gatepost.pipeline.jobs.sql_backfill import SqlBackfill
 from gatepost.pipeline.jobs.table_update import TableFolder, TableUpdater
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.read_plan import Offsets, SegmentFile, Selection, SeqRange, SetAside
-from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS, TABLES
-from gatepost.pipeline.transport import Transport
+from gatepost.pipeline.read_plan import Offsets, SetAside
+from gatepost.pipeline.tables.schemas import TABLES
+from gatepost.pipeline.transport import SparkTransport, Transport
 
-_ALL_EVENTS = Selection()
 _MAX_ROWS = 100_000_000
-# Most receipts come within an hour of their message.
-_HOURS_BEFORE = 1
 
 
 class RunSummary(Struct, frozen=True):
@@ -46,31 +39,73 @@ class Pipeline:
         archive: str,
         tables: str,
         objectives: Objectives | None = None,
+        first_writer: Callable[[PipelineBatch, int], None] | None = None,
     ) -> None:
+        """`first_writer` may write some tables of a first batch, of so many events."""
         self._transport = transport
+        self._first_writer = first_writer
         self._archive = ArchiveReader(archive)
-        self._gate = ArchiveGate(self._archive)
         self.tables = TableFolder(tables)
         self._ledger = BatchLedger(tables)
         self._objectives = self._ledger.agreed_objectives(objectives)
+        self._planner = BatchPlanner(transport, self._archive, self._objectives)
         self._apply = TableUpdater(transport, self.tables, self._objectives)
 
+    @property
+    def archive_uri(self) -> str:
+        return self._archive.uri
+
+    def taken_offsets(self) -> Offsets:
+        """The end of the last batch, whether it is done or not."""
+        return (self._ledger.last_batch() or NO_BATCH).end
+
+    def passed_offsets(self) -> Offsets:
+        """As `taken_offsets`, and the end of what was set aside behind it."""
+        last = self._ledger.last_batch() or NO_BATCH
+        passed = {node: dict(seqs) for node, seqs in last.end.items()}
+        for each in last.aside:
+            if each.incarnation is not None and each.last is not None:
+                seqs = passed.setdefault(each.node, {})
+                seqs[each.incarnation] = max(seqs.get(each.incarnation, 0), each.last)
+        return passed
+
+    def measure_lag(self) -> ArchiveLag:
+        return self._planner.measure_lag(self.taken_offsets())
+
     def run(
-        self, max_rows: int = _MAX_ROWS, is_stopping: Callable[[], bool] = lambda: False
+        self,
+        max_rows: int = _MAX_ROWS,
+        is_stopping: Callable[[], bool] = lambda: False,
+        through: Offsets | None = None,
     ) -> RunSummary:
-        """Take in all events that were archived since the last run.
+        """Take in all events that were archived since the last run, or those up to `through`.
 
         A batch has at most `max_rows` events. Before each batch `is_stopping` is asked.
         """
         with self._ledger.hold_lock():
             ran, last = self._finish_last_batch()
             while not is_stopping():
-                batch = self._begin_next_batch(last, max_rows)
+                batch = self._begin_next_batch(last, max_rows, through)
                 if batch is None:
                     break
-                rows = self._take_batch(batch)
-                ran, last = RunSummary(ran.batches + 1, ran.events + rows), batch
+                rows, last = self._take_batch(batch)
+                ran = RunSummary(ran.batches + 1, ran.events + rows)
             return RunSummary(ran.batches, ran.events, last.aside)
+
+    def take_at_once(self) -> RunSummary:
+        """Take in all that is archived in one batch, into tables that do not exist yet."""
+        with self._ledger.hold_lock():
+            plan = self._planner.plan_next(NO_BATCH, None)
+            if plan is None:
+                return RunSummary(0, 0)
+            if not plan.is_last:
+                raise PipelineError(
+                    "the archive covers more than 366 days, and --engine sql makes tables in one"
+                    " batch, which covers no more: use --engine spark"
+                )
+            batch = self._ledger.begin_batch(plan.end, self._objectives, plan.notes)
+            rows, batch = self._take_batch(batch)
+            return RunSummary(1, rows, batch.aside)
 
     def _finish_last_batch(self) -> tuple[RunSummary, PipelineBatch]:
         """Finish the last batch if the process that began it ended before it was done."""
@@ -79,70 +114,45 @@ class Pipeline:
             return RunSummary(0, 0), NO_BATCH
         if self._ledger.is_done(last):
             return RunSummary(0, 0), last
-        return RunSummary(1, self._take_batch(last)), last
+        rows, last = self._take_batch(last)
+        return RunSummary(1, rows), last
 
-    def _begin_next_batch(self, last: PipelineBatch, max_rows: int) -> PipelineBatch | None:
+    def _begin_next_batch(
+        self, last: PipelineBatch, max_rows: int, through: Offsets | None
+    ) -> PipelineBatch | None:
         """Record the batch after `last`; None if nothing is new and nothing else was set aside."""
-        admitted = self._gate.admit_nodes()
-        fresh = _segments_to_check(admitted.segments, last)
-        bad = self._gate.find_bad_files(self._transport, fresh)
-        right = [each for each in admitted.segments if each.path not in bad]
-        lanes = read_plan.pending_lanes(right, last.end, _ALL_EVENTS)
-        end = read_plan.advance_offsets(
-            lanes, last.end, times=self._archive.row_times, budget=max_rows
-        )
-        notes = _note_batch(admitted, right, bad, last, end)
-        is_news = end != last.end or notes.recovered or notes.aside != last.aside
-        if not is_news:
+        plan = self._planner.plan_next(last, max_rows, through)
+        if plan is None:
             return None
-        return self._ledger.begin_batch(end, self._objectives, notes, last)
+        return self._ledger.begin_batch(plan.end, self._objectives, plan.notes, last)
 
-    def _take_batch(self, batch: PipelineBatch) -> int:
-        listed = self._gate.admit_nodes().segments
-        slices = read_plan.slices_between(
-            listed, batch.start, batch.end, _ALL_EVENTS, batch.left_out
-        )
-        slices += read_plan.slices_of_ranges(listed, batch.recovered)
-        self._apply(NewEvents(self._archive.uri, slices), batch)
+    def _take_batch(self, batch: PipelineBatch) -> tuple[int, PipelineBatch]:
+        """The number of events of the batch, and the batch: without what could not be read."""
+        while True:
+            try:
+                return self._try_batch(batch), batch
+            except Exception as error:
+                amended = self._plan_again(batch, error)
+                if amended is None:
+                    raise
+                batch = amended
+
+    def _try_batch(self, batch: PipelineBatch) -> int:
+        # Once deliveries have the batch, no table is made of its events any more.
+        is_read = self._apply.has_deliveries(batch)
+        slices = [] if is_read else self._planner.slices_of(batch)
+        if self._first_writer is not None and not self._apply.has_tables():
+            self._first_writer(batch, sum(piece.rows for piece in slices))
+        self._apply(NewEvents(self._archive.uri, slices, self._objectives.id_age), batch)
         return sum(piece.rows for piece in slices)
 
-
-def _segments_to_check(segments: Sequence[SegmentFile], last: PipelineBatch) -> list[SegmentFile]:
-    """Segments with events that no batch has taken in."""
-    open_lanes = {each.lane for each in last.left_out}
-    return [
-        each
-        for each in segments
-        if each.last > last.end.get(each.node, {}).get(each.incarnation, 0)
-        or each.lane in open_lanes
-    ]
-
-
-def _note_batch(
-    admitted: AdmittedArchive,
-    right: Sequence[SegmentFile],
-    bad: dict[str, str],
-    last: PipelineBatch,
-    end: Offsets,
-) -> BatchNotes:
-    recovered, still_out = read_plan.split_covered(right, last.left_out)
-    holes = [
-        *((each.lane, each.first, each.last) for each in still_out),
-        *read_plan.find_holes(right, admitted.segments, last.end, end),
-    ]
-    # Bad segments at the end of an outbox are no holes yet, and set aside all the same.
-    ahead = [
-        (each.lane, each.first, each.last)
-        for each in admitted.segments
-        if each.path in bad and each.first > end.get(each.node, {}).get(each.incarnation, 0)
-    ]
-    aside = [*admitted.aside, *describe_holes([*holes, *ahead], admitted.segments, bad)]
-    return BatchNotes(
-        agree_on_time(right, SystemClock().now()),
-        tuple(SeqRange(*key, first, until) for key, first, until in holes),
-        tuple(recovered),
-        tuple(sorted(aside, key=lambda each: (each.node, each.incarnation or "", each.first or 0))),
-    )
+    def _plan_again(self, batch: PipelineBatch, error: Exception) -> PipelineBatch | None:
+        """The batch without segments that cannot be read; None if none of them caused the error."""
+        if is_about_tables(error) or self._apply.has_deliveries(batch):
+            return None
+        last = self._ledger.read_batch(batch.number - 1) if batch.number > 1 else NO_BATCH
+        plan = self._planner.plan_again(batch, last)
+        return None if plan is None else self._ledger.amend_batch(replan(batch, plan))
 
 
 def update_tables(
@@ -150,26 +160,6 @@ def update_tables(
 ) -> RunSummary:
     """Bring the tables up to date; the cost grows with the number of new events."""
     return Pipeline(transport, archive, tables, objectives).run()
-
-
-def estimate_rows(archive: str, tables: str) -> int:
-    """About how many rows the next run reads: new events, and the stored hours they may change.
-
-    A node that comes back after a week has few events, and changes the hours of a week.
-    """
-    ledger = BatchLedger(tables)
-    last = ledger.last_batch() or NO_BATCH
-    start = last.end if last is NO_BATCH or ledger.is_done(last) else last.start
-    nodes = ArchiveReader(archive).list_nodes()
-    segments = [segment for node in nodes for segment in node.segments]
-    lanes = read_plan.pending_lanes(segments, start, _ALL_EVENTS).values()
-    if not lanes:
-        return 0
-    earliest = min(lane.earliest for lane in lanes) // HOUR_MS
-    path = TableFolder(tables).table_path(DELIVERIES)
-    stored = delta_tables.list_files(path, "hour") if delta_tables.table_exists(path) else []
-    changed = sum(file.rows for file in stored if file.value >= earliest - _HOURS_BEFORE)
-    return changed + sum(lane.rows for lane in lanes)
 
 
 def backfill_tables(
@@ -181,28 +171,40 @@ def backfill_tables(
     return update_tables(transport, archive, tables, objectives)
 
 
+def backfill_with_sql(
+    transport: SparkTransport, archive: str, tables: str, objectives: Objectives | None = None
+) -> RunSummary:
+    """As `backfill_tables`, with the tables' definitions in Spark SQL instead of kernels."""
+    ledger = BatchLedger(tables)
+    if ledger.last_batch() is not None:
+        raise PipelineError(f"{tables} already holds tables: choose an empty folder")
+    agreed = ledger.agreed_objectives(objectives)
+    writer = SqlBackfill(transport, archive, TableFolder(tables), agreed)
+    return Pipeline(transport, archive, tables, objectives, writer.write_batch).take_at_once()
+
+
 def compact_tables(
-    transport: Transport, tables: str, *, keep_hours: int = 7 * 24, keep_days: int | None = None
+    tables: str, *, keep_hours: int = 7 * 24, keep_days: int | None = None
 ) -> dict[str, int]:
     """Merge small files and delete replaced ones; returns table → number of files removed.
 
-    Files replaced within `keep_hours` stay for readers that still use an older version. Hours more
-    than `keep_days` older than the latest event are dropped; by default all are kept.
+    Files replaced within `keep_hours` stay for readers that still use an older version. Days more
+    than `keep_days` before the latest event are dropped; by default all are kept.
     """
-    with BatchLedger(tables).hold_lock():
-        return _compact_tables(transport, tables, keep_hours, keep_days)
+    ledger = BatchLedger(tables)
+    ledger.require_known_layout()
+    with ledger.hold_lock():
+        return _compact_tables(tables, keep_hours, keep_days)
 
 
-def _compact_tables(
-    transport: Transport, tables: str, keep_hours: int, keep_days: int | None
-) -> dict[str, int]:
+def _compact_tables(tables: str, keep_hours: int, keep_days: int | None) -> dict[str, int]:
     if keep_days is not None and (before := retention.oldest_kept(tables, keep_days)) is not None:
-        retention.drop_old_hours(tables, before)
+        retention.drop_old_days(tables, before)
     folder, removed = TableFolder(tables), {}
     for table in TABLES.values():
         path = folder.table_path(table)
         if delta_tables.table_exists(path):
-            merged = delta_tables.compact_table(transport, path)
+            merged = delta_tables.compact_table(path)
             removed[table.name] = merged + len(
                 delta_tables.vacuum_table(path, older_than_hours=keep_hours)
             )

@@ -39,7 +39,9 @@ def select_cases(hour: HourDeliveries, objectives: Objectives) -> pa.Table:
         "task_ended_at": np.where(hour.is_task, hour.task_ended_at, ABSENT),
         "task_state": hour.task_state,
     }
-    return decode_dictionaries(columns_to_table(columns, CASES.names).filter(pa.array(unusual)))
+    return decode_dictionaries(
+        columns_to_table(columns, CASES.kernel_names).filter(pa.array(unusual))
+    )
 
 
 def _is_misfired(hour: HourDeliveries) -> Flags:

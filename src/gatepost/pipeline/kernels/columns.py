@@ -24,6 +24,7 @@ Value = TypeVar("Value", bound=np.generic)
 
 NONE: Final = -1
 """The code of a missing text; also the index of a missing row."""
+_DAY_MS: Final = 24 * 3_600_000
 ABSENT: Final = np.iinfo(np.int64).min
 """A missing number; less than any other."""
 
@@ -80,6 +81,20 @@ def split_ids(ids: pa.Array) -> tuple[IdHalves, IdHalves]:
 def is_id(ids: pa.ChunkedArray) -> Flags:
     """Whether each row has an id; rows without one make no facts."""
     return np.asarray(pc.equal(pc.binary_length(ids), 16).fill_null(False))
+
+
+def is_near_id(ids: pa.ChunkedArray, at: Numbers, most_age: int) -> Flags:
+    """Whether each row has an id that was drawn near the time `at` of its event.
+
+    That is at most `most_age` before it, and at most a day after it, which allows for a clock that
+    is wrong. Ids decide which hours are written: one that is made up must not name any hour.
+    """
+    found = is_id(ids)
+    rows = np.flatnonzero(found)
+    chosen = ids if len(rows) == len(found) else ids.filter(pa.array(found))
+    age = at[rows] - drawn_at(split_ids(chosen.combine_chunks())[0])
+    found[rows] = (age >= -_DAY_MS) & (age <= most_age)
+    return found
 
 
 def to_numbers(column: pa.ChunkedArray | pa.Array) -> Numbers:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from gatepost.archive.schema import EVENT_SCHEMA
 from gatepost.pipeline.kernels.blocks import FOUND_SCHEMA, hash_texts, mix_hashes
 from gatepost.pipeline.kernels.columns import Numbers, is_id, split_ids, to_numbers
 
@@ -24,10 +23,10 @@ EVIDENCE_COLUMNS: Final = (
     *("seq", "event_id", "kind", "source_agent", "to_node", "to_agent", "pair_seq", "corr_id"),
     *("ref_id", "created_at", "attempt", "payload_size", "status", "outcome"),
 )
-OUTCOMES: Final = ("ok", "failed", "dead_letter", "expired", "kept")
+OUTCOMES: Final = ("ok", "dead_letter", "expired", "kept")
 """The outcomes of a turn; its index here is its code."""
 
-_SEQ_BITS: Final = 48
+SEQ_BITS: Final = 48
 _TRACKED_KINDS = pa.array(["message", "reply", "task_create", "task_cancel"])
 
 
@@ -92,7 +91,7 @@ def _receipt_rows(events: pa.Table, part: OutboxPart) -> pa.Table:
             "low": low,
             "owner": hash_texts(owner),
             "node": hash_texts(_repeat(part.node, size)),
-            "position": (part.number << _SEQ_BITS) + seq,
+            "position": (part.number << SEQ_BITS) + seq,
             "processed": pc.equal(rows["status"], "processed"),
             "outcome": outcome.cast(pa.int8()),
             "forgotten": seq >= (part.forgotten or 1 << 62),
@@ -107,12 +106,12 @@ def _receipt_rows(events: pa.Table, part: OutboxPart) -> pa.Table:
 
 def position_seq(position: Numbers) -> Numbers:
     """The seq in an event's position."""
-    return position & ((1 << _SEQ_BITS) - 1)
+    return position & ((1 << SEQ_BITS) - 1)
 
 
 def position_incarnation(position: Numbers) -> Numbers:
     """The number of the incarnation in an event's position."""
-    return position >> _SEQ_BITS
+    return position >> SEQ_BITS
 
 
 def _named_nodes(events: pa.Table) -> pa.Array:
@@ -148,15 +147,6 @@ def _to_found(rows: pa.Table, part: OutboxPart, rule: str, details: list[str]) -
             "detail": details,
         }
     )
-
-
-def complete_columns(events: pa.Table) -> pa.Table:
-    """Add nulls for columns that an older segment lacks."""
-    for name in EVIDENCE_COLUMNS:
-        if name not in events.column_names:
-            nulls = pa.nulls(events.num_rows, EVENT_SCHEMA.field(name).type)
-            events = events.append_column(name, nulls)
-    return events
 
 
 def found_table(columns: Mapping[str, object]) -> pa.Table:

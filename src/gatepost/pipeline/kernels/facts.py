@@ -26,7 +26,7 @@ from gatepost.pipeline.kernels.columns import (
     Numbers,
     WordCodes,
     drawn_at,
-    is_id,
+    is_near_id,
     split_ids,
     to_numbers,
 )
@@ -39,10 +39,12 @@ TEXT_COLUMNS: Final = (
 )
 FACT_COLUMNS: Final = (
     *("node", "event_id", "pair_seq", "corr_id", "ref_id", "created_at", "expires_at", "attempt"),
-    *("payload_size", "blob_size", "eta_at", "eta_seconds", "progress", *TEXT_COLUMNS),
+    *("origin_id", "payload_size", "blob_size", "eta_at", "eta_seconds", "progress", *TEXT_COLUMNS),
 )
 """The columns that are read of an event; the others stay on disk."""
-ID_COLUMNS: Final = ("kind", "event_id", "ref_id")
+ID_AGE_MS: Final = 31 * 24 * HOUR_MS
+"""The default of the objective `id_days`."""
+ID_COLUMNS: Final = ("kind", "event_id", "ref_id", "created_at")
 """The columns that tell which hours an event refers to."""
 
 
@@ -141,11 +143,11 @@ SENT_SCHEMA: Final = pa.schema(
         "sent_at": pa.int64(),
         **dict.fromkeys(("kind", "from_agent", "to_agent"), pa.int32()),
         "corr_id": pa.string(),
-        **dict.fromkeys(("pair_seq", "expires_at", "size"), pa.int64()),
+        **dict.fromkeys(("pair_seq", "expires_at", "size", "forwarded"), pa.int64()),
         **dict.fromkeys(TASK_COLUMNS, pa.int32()),
     }
 )
-"""The message itself: one row for each SENT fact, in the same order."""
+"""The message itself: one row for each SENT fact, in the same order. `forwarded` is 0 or 1."""
 
 _CODE_COLUMNS = {"node", "peer", "text", "kind", "from_agent", "to_agent", *TASK_COLUMNS}
 
@@ -250,11 +252,12 @@ def _remap_codes(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def hours_of(events: pa.Table) -> Numbers:
+def hours_of(events: pa.Table, id_age: int = ID_AGE_MS) -> Numbers:
     """The hours of the deliveries that these events open or refer to; no others change."""
-    words = WordCodes()
+    words, at = WordCodes(), to_numbers(events["created_at"])
     opens = words.matches_any(words.encode_column(events["kind"]), _TRACKED_KINDS)
-    rows = {"event_id": opens & is_id(events["event_id"]), "ref_id": is_id(events["ref_id"])}
+    opening = opens & is_near_id(events["event_id"], at, id_age)
+    rows = {"event_id": opening, "ref_id": is_near_id(events["ref_id"], at, id_age)}
     drawn = [
         drawn_at(split_ids(events[name].filter(pa.array(chosen)).combine_chunks())[0])
         for name, chosen in rows.items()
@@ -308,12 +311,18 @@ def _first_word(*columns: Codes) -> Codes:
     return found
 
 
-def facts_from_events(table: pa.Table) -> Facts:
-    """Make facts of events; `table` has `FACT_COLUMNS`, with texts dictionary-encoded or plain."""
+def facts_from_events(table: pa.Table, id_age: int = ID_AGE_MS) -> Facts:
+    """Make facts of events; `table` has `FACT_COLUMNS`, with texts dictionary-encoded or plain.
+
+    An id that is older than its event by more than `id_age` ms makes no fact.
+    """
     events = _EventColumns(table)
     tracked = events.is_any(_TRACKED_KINDS)
-    opening = np.flatnonzero(tracked & is_id(table["event_id"]))
-    about = (~tracked | events.is_any(_KINDS_ALSO_ABOUT)) & is_id(table["ref_id"])
+    near = {
+        name: is_near_id(table[name], events.created_at, id_age) for name in ("event_id", "ref_id")
+    }
+    opening = np.flatnonzero(tracked & near["event_id"])
+    about = (~tracked | events.is_any(_KINDS_ALSO_ABOUT)) & near["ref_id"]
     told = ToldColumns.join([_opening_facts(events, opening), *_referring_facts(events, about)])
     return Facts(told.to_batch(), _message_batch(events, opening), events.words.word_array())
 
@@ -358,7 +367,8 @@ def _referring_facts(events: _EventColumns, about: Flags) -> Iterator[ToldColumn
     yield _referring_columns(events, rows)._replace(
         what=fill_kind(rows, FactKind.UNDONE), text=events.texts["reason"][rows]
     )
-    rows = np.flatnonzero(about & (eta != ABSENT))
+    # The ETA of a receipt is an estimate; the executor promises one when it takes the task.
+    rows = np.flatnonzero(about & (eta != ABSENT) & ~events.is_any(["ack"]))
     yield _referring_columns(events, rows)._replace(
         what=fill_kind(rows, FactKind.PROMISED), at=eta[rows]
     )
@@ -401,6 +411,7 @@ def _message_batch(events: _EventColumns, rows: Numbers) -> pa.RecordBatch:
         "pair_seq": to_numbers(table["pair_seq"]),
         "expires_at": to_numbers(table["expires_at"]),
         "size": np.where(blob == ABSENT, inline, blob),
+        "forwarded": np.asarray(table["origin_id"].is_valid()).astype(np.int64),
         **{name: np.where(is_task, events.texts[name], np.int32(NONE)) for name in TASK_COLUMNS},
     }
     taken: dict[str, Any] = {name: column[rows] for name, column in columns.items()}

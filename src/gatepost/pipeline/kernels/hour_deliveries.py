@@ -74,8 +74,8 @@ class HourDeliveries(CodedColumns):
 
     @cached_property
     def is_dead(self) -> Flags:
-        """Whether the sender or the owner gave the delivery up."""
-        return self.has_number("dead_at") | self.is_dropped
+        """Whether the delivery ended without being done. What its sender gave up may be done."""
+        return (self.has_number("dead_at") & ~self.bool_column("amended")) | self.is_dropped
 
     @cached_property
     def is_task(self) -> Flags:
@@ -103,9 +103,9 @@ class HourDeliveries(CodedColumns):
             "completed": self.has_number("task.completed_at"),
             "failed": self.has_number("task.failed_at"),
             "cancelled": self.has_number("task.cancelled_at"),
-            "dead_letter": self.has_number("dead_at"),
             "running": self.has_number("processed_at")
             | np.asarray(self.table["task.progress"].is_valid()),
+            "dead_letter": self.has_number("dead_at"),
             "accepted": self.has_number("accepted_at"),
         }
         states = pa.array([*conditions, "pending"])

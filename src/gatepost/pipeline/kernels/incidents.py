@@ -42,6 +42,11 @@ def breaches_sla(cases: CodedColumns, as_of: int, objectives: Objectives) -> Fla
     return late
 
 
+def end_after(last: int, as_of: int, objectives: Objectives) -> int | None:
+    """The end of what is known by single moments: the last one, once a window has passed since."""
+    return None if as_of - last <= objectives.window_ms else last
+
+
 def find_incidents(
     cases: CodedColumns, activity: CodedColumns, as_of: int, objectives: Objectives
 ) -> pa.Table:
@@ -82,22 +87,21 @@ def is_skewed(cases: CodedColumns, objectives: Objectives) -> Flags:
     return skewed
 
 
-def describe_aside(aside: Iterable["SetAside"]) -> pa.Table:
-    """An incident for every node or range of events that was not taken in."""
-    return rows_to_table(INCIDENTS, map(_aside_row, aside))
+def describe_aside(aside: Iterable["SetAside"], as_of: int, objectives: Objectives) -> pa.Table:
+    """An incident for every node or range of events that was not taken in, or not counted."""
+    return rows_to_table(INCIDENTS, (_aside_row(each, as_of, objectives) for each in aside))
 
 
-def _aside_row(each: "SetAside") -> Row:
-    events = each.first is not None and each.last is not None
-    what = f"its events {each.first} to {each.last}" if events else "its events"
+def _aside_row(each: "SetAside", as_of: int, objectives: Objectives) -> Row:
     return {
-        "incident_id": stable_id("bad_archive", each.node, each.incarnation, each.first),
+        "incident_id": stable_id("bad_archive", *each.key),
         "class": "bad_archive",
         "node": each.node,
         "started_at": each.at,
-        "count": (each.last or 0) - (each.first or 0) + 1 if events else 0,
+        "ended_at": end_after(each.at, as_of, objectives) if each.events else each.ended,
+        "count": each.count,
         "samples": [],
-        "sentence": f"{each.node}: {what} are not taken in: {each.reason}",
+        "sentence": each.sentence,
     }
 
 
@@ -171,7 +175,7 @@ class _IncidentFinder:
         return self._make_incident(
             "clock_skew",
             (node, None, None),
-            (int(self._sent_at[rows].min()), int(self._sent_at[rows].max())),
+            (int(self._sent_at[rows].min()), self._end_after(self._sent_at[rows])),
             rows,
             f"the clock of {node} is {'ahead of' if is_ahead else 'behind'} others by up to"
             f" {most_ms // 1000} s: {len(rows)} deliveries were accepted before they were sent",
@@ -220,7 +224,7 @@ class _IncidentFinder:
         self, name: str, subject: _Subject, rows: Numbers, sentence: str
     ) -> Row:
         dead_at = self._cases.number_column("dead_at")[rows]
-        lasted = int(self._sent_at[rows].min()), int(dead_at.max())
+        lasted = int(self._sent_at[rows].min()), self._end_after(dead_at)
         return self._make_incident(name, subject, lasted, rows, sentence, int(dead_at.min()))
 
     # -- waiting deliveries
@@ -353,6 +357,9 @@ class _IncidentFinder:
             yield self._make_incident(
                 "silent_node", (silence.node, None, None), lasted, rows, sentence
             )
+
+    def _end_after(self, times: Numbers) -> int | None:
+        return end_after(int(times.max()), self._as_of, self._objectives)
 
     def _make_incident(
         self,

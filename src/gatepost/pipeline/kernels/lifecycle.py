@@ -9,7 +9,7 @@ facts are stored as well, in the column `told`.
 
     emitted ──retry──▶ retry_pending
        └──────┬─────────────┘
-         accepted ──▶ processed | replied          dead_letter (amended if answered all the same)
+         accepted ──▶ processed | replied ◀── dead_letter (amended, if answered all the same)
 
 Facts are sorted once, by id, node and peer; all further steps use that order, a column at a time.
 An id begins with the time it was drawn at, so the rows of an hour follow each other.
@@ -307,6 +307,7 @@ class _DeliveryBuilder:
         return {
             "corr_id": corr_id,
             **{name: _nullable_numbers(self._message_numbers(name)) for name in _NUMBER_COLUMNS},
+            "forwarded": pa.array(self._message_numbers("forwarded") == 1),
             **{name: self._to_texts(self._message_codes(name)) for name in texts},
         }
 
@@ -316,9 +317,9 @@ class _DeliveryBuilder:
         answered = has["processed_at"] | has["replied_at"]
         states = {
             "orphan": self._message < 0,
-            "dead_letter": has["dead_at"],
             "replied": has["replied_at"],
             "processed": has["processed_at"],
+            "dead_letter": has["dead_at"],
             "accepted": has["accepted_at"],
             "retry_pending": answers["attempts"] > 1,
         }
@@ -533,6 +534,7 @@ class _StoredDeliveries:
                 for name in _MESSAGE_COLUMNS
                 if name in _NUMBER_COLUMNS
             },
+            "forwarded": to_numbers(table["forwarded"].cast(pa.int64()).fill_null(0)),
             **{
                 name: self._word_codes.encode_column(table[name])
                 for name in ("kind", "from_agent", "to_agent")

@@ -6,7 +6,7 @@ more by the pair of agents, to compare the order of turns with the order of send
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gatepost.archive.room_facts import RoomFacts
 from gatepost.pipeline.audit.rules import UNJUDGED
-from gatepost.pipeline.kernels.blocks import join_ids, mix_hashes
+from gatepost.pipeline.kernels.blocks import hash_text, join_ids, mix_hashes
 from gatepost.pipeline.kernels.columns import (
     ABSENT,
     Flags,
@@ -26,6 +26,8 @@ from gatepost.pipeline.kernels.columns import (
 from gatepost.pipeline.kernels.evidence import (
     FOUND,
     OUTCOMES,
+    SEQ_BITS,
+    OutboxPart,
     found_table,
     position_incarnation,
     position_seq,
@@ -33,9 +35,10 @@ from gatepost.pipeline.kernels.evidence import (
 from gatepost.pipeline.kernels.groups import Groups
 from gatepost.pipeline.kernels.spans import SpanIndex
 
-TURNS, UNARCHIVED = "turns", "unarchived"
+TURNS, UNARCHIVED, UNREAD = "turns", "unarchived", "unread"
 
-_OK, _FAILED = OUTCOMES.index("ok"), OUTCOMES.index("failed")
+_NO_END: Final = 1 << 62
+_OK = OUTCOMES.index("ok")
 _TURN_COLUMNS: Final = (
     *("high", "low", "node", "position", "at", "node_name", "incarnation", "corr_id"),
 )
@@ -48,15 +51,47 @@ class OutboxKnowledge(Struct, frozen=True):
     as_of: int
 
 
+class UnreadSegments(Struct, frozen=True):
+    """Segments that could not be read: an event or a receipt that is missed may be in them.
+
+    `times` has a span for each segment, by its clock, `positions` one from its first event on.
+    """
+
+    times: SpanIndex
+    positions: SpanIndex
+
+    @classmethod
+    def from_tables(cls, unread: Sequence[pa.Table], slack: int) -> Self:
+        """Ids are drawn at most `slack` ms before or after their events."""
+        rows = [row for table in unread for row in table.to_pylist()]
+        times = [(row["node"], row["since"] - slack, row["until"] + slack) for row in rows]
+        positions = [(row["node"], row["position"], _NO_END) for row in rows]
+        return cls(SpanIndex.from_rows(times), SpanIndex.from_rows(positions))
+
+
+NOTHING_UNREAD: Final = UnreadSegments.from_tables((), 0)
+
+
+def describe_unread(part: OutboxPart, first: int, since: int, until: int) -> pa.Table:
+    """The segment that begins with the event `first`, as one row."""
+    position = (part.number << SEQ_BITS) + first
+    row = (hash_text(part.node), since, until, position)
+    names = ("node", "since", "until", "position")
+    return pa.table({name: [value] for name, value in zip(names, row, strict=True)})
+
+
 def compare_outboxes(
-    sent: pa.Table, receipts: pa.Table, known: OutboxKnowledge
+    sent: pa.Table,
+    receipts: pa.Table,
+    known: OutboxKnowledge,
+    unread: UnreadSegments = NOTHING_UNREAD,
 ) -> Iterator[tuple[str, pa.Table]]:
     """Named tables: the violations that events and receipts show, and what is left to check."""
     rows = _ReceiptRows(sent, receipts)
     made = [
         (FOUND, _doubled_turns(rows)),
-        (FOUND, _unaccepted_turns(rows, known.spans)),
-        (FOUND, _orphaned_receipts(rows, known.spans)),
+        (FOUND, _unaccepted_turns(rows, known.spans, unread)),
+        (FOUND, _orphaned_receipts(rows, known.spans, unread)),
         (UNARCHIVED, _unarchived_events(rows, known)),
         (TURNS, _ordered_turns(rows)),
     ]
@@ -160,10 +195,11 @@ def _row_time(rows: _ReceiptRows, row: int) -> tuple[int, int]:
     return rows.table["at"][row].as_py(), int(rows.position[row])
 
 
-def _unaccepted_turns(rows: _ReceiptRows, spans: SpanIndex) -> pa.Table:
+def _unaccepted_turns(rows: _ReceiptRows, spans: SpanIndex, unread: UnreadSegments) -> pa.Table:
     """Receipts `processed` without `accepted` before them.
 
-    Events from before the archive begins are left out: their `accepted` may lie there too.
+    Events from before the archive begins are left out: their `accepted` may lie there too, or in a
+    segment before this one that could not be read.
     """
     groups = Groups.group_equal(rows.about, rows.node)
     accepted = groups.min_values(np.where(rows.processed, ABSENT, rows.position))
@@ -172,19 +208,21 @@ def _unaccepted_turns(rows: _ReceiptRows, spans: SpanIndex) -> pa.Table:
     of_row = groups.group_numbers
     wrong = hasty[of_row] & rows.processed & (rows.position == ended[of_row])
     wrong &= rows.drawn >= spans.begins(rows.node)
+    wrong &= ~unread.positions.contain(rows.node, rows.position)
     found = np.flatnonzero(wrong)
     details = ["processed, but not accepted before"] * len(found)
     return rows.to_found(found, "processed_before_accepted", details)
 
 
-def _orphaned_receipts(rows: _ReceiptRows, spans: SpanIndex) -> pa.Table:
+def _orphaned_receipts(rows: _ReceiptRows, spans: SpanIndex, unread: UnreadSegments) -> pa.Table:
     """Receipts about events that are missing from the outbox they should be in.
 
     An event id carries the time it was written, by the clock of the outbox that should hold it. So
     only outboxes that are archived around that time are checked.
     """
     lone = np.flatnonzero(rows.unmatched)
-    found = lone[spans.contain(rows.owner[lone], rows.drawn[lone])]
+    owner, drawn = rows.owner[lone], rows.drawn[lone]
+    found = lone[spans.contain(owner, drawn) & ~unread.times.contain(owner, drawn)]
     owners = rows.table["owner_name"].take(pa.array(found)).to_pylist()
     details = [f"{owner} has no such event" for owner in owners]
     return rows.to_found(found, "receipt_without_message", details)
@@ -210,7 +248,7 @@ def _unarchived_events(rows: _ReceiptRows, known: OutboxKnowledge) -> pa.Table:
 
 def _ordered_turns(rows: _ReceiptRows) -> pa.Table:
     """The first turn of every event that has a place in the order of its pair."""
-    done = np.flatnonzero(rows.processed & np.isin(rows.outcome, (_OK, _FAILED)))
+    done = np.flatnonzero(rows.processed & (rows.outcome == _OK))
     groups = Groups.group_equal(rows.about[done], rows.node[done])
     first = [members[0] for members in groups.sample_rows(1, rows.position[done])]
     turns = done[np.array(first, np.int64)]
@@ -225,10 +263,11 @@ def _ordered_turns(rows: _ReceiptRows) -> pa.Table:
     return taken.append_column("pair_seq", pa.array(numbers[rows.about[turns]]))
 
 
-def find_overtaken_turns(turns: pa.Table) -> pa.Table:
+def find_overtaken_turns(turns: pa.Table, unread: UnreadSegments = NOTHING_UNREAD) -> pa.Table:
     """Turns that ended after a later one of their pair, on the same node.
 
-    The first receipt counts; others repeat it. A restored journal numbers its pairs and its own
+    The first receipt counts; others repeat it. So a turn does not count if the first one may be in
+    a segment that could not be read. A restored journal numbers its pairs and its own
     events anew from the backup on. So order is checked within one incarnation of the sender and one
     of the owner.
     """
@@ -240,7 +279,8 @@ def find_overtaken_turns(turns: pa.Table) -> pa.Table:
         starts |= mark_changes(key[order])
     number: Numbers = turns["pair_seq"].to_numpy()[order]
     highest = _highest_before(number, starts)
-    late = np.flatnonzero(highest > number)
+    hidden = unread.positions.contain(turns["node"].to_numpy()[order], position[order])
+    late = np.flatnonzero((highest > number) & ~hidden)
     details = [
         f"number {own} of its pair ended after number {other}"
         for own, other in zip(number[late].tolist(), highest[late].tolist(), strict=True)

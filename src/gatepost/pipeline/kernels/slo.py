@@ -60,7 +60,7 @@ def compute_slo(hour: HourDeliveries, objectives: Objectives) -> pa.Table:
         "duplicate_rate": counts["duplicates"] / counts["sent"],
         "dead_rate": counts["dead"] / counts["sent"],
     }
-    return columns_to_table(columns, SLO.names)
+    return columns_to_table(columns, SLO.kernel_names)
 
 
 def _key_columns(hour: HourDeliveries, groups: Groups, texts: dict[str, str]) -> dict[str, Any]:
@@ -77,7 +77,6 @@ def _count_columns(hour: HourDeliveries, groups: Groups, end: Numbers) -> dict[s
     counted: dict[str, Numbers | Flags] = {
         "accepted": hour.has_number("accepted_at"),
         "processed": hour.process_ms != ABSENT,
-        "failed": hour.is_any("outcome", "failed"),
         "dead": hour.is_dead,
         "amended": hour.bool_column("amended"),
         "retried": hour.number_column("attempts") > 1,
@@ -124,7 +123,6 @@ def sum_traffic(hour: HourDeliveries) -> pa.Table:
         "ok": groups.sum_values(
             hour.has_number("replied_at") | hour.is_any("outcome", "ok", "kept")
         ),
-        "failed": groups.sum_values(hour.is_any("outcome", "failed")),
         "dead": groups.sum_values(hour.is_dead),
         "open": groups.sum_values(~hour.bool_column("closed")),
         "accept_sum": groups.sum_values(hour.accept_ms),
@@ -157,7 +155,7 @@ def finish_traffic(parts: Sequence[pa.Table]) -> pa.Table:
         "process_ms": _ratio(added["process_sum"], added["process_count"]),
         "process_max": groups.max_values(sums.number_column("process_max")),
     }
-    return columns_to_table(columns, TRAFFIC.names)
+    return columns_to_table(columns, TRAFFIC.kernel_names)
 
 
 def _ratio(total: Numbers, count: Numbers) -> pa.Array:

@@ -5,7 +5,7 @@ from a backup does not know its events since that backup. Checks use these spans
 no violation where the evidence may be missing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -58,11 +58,15 @@ class SpanIndex(Struct, frozen=True):
 
     @classmethod
     def from_spans(cls, spans: Sequence[ArchivedSpan], slack: int) -> Self:
-        rows = sorted(
+        return cls.from_rows(
             (hash_text(span.node), span.begin + (slack if span.begin else 0), span.end - slack)
             for span in spans
         )
-        columns = np.array(rows, np.int64).reshape(-1, 3)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[tuple[int, int, int]]) -> Self:
+        """Spans as (hash of the node, since, until)."""
+        columns = np.array(sorted(rows), np.int64).reshape(-1, 3)
         return cls(columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2].copy())
 
     def begins(self, nodes: Numbers) -> Numbers:

@@ -10,7 +10,7 @@ from gatepost.pipeline.kernels.columns import ABSENT, Numbers
 from gatepost.pipeline.kernels.facts import TASK_COLUMNS, VERSION_COLUMNS
 from gatepost.pipeline.kernels.groups import Groups, columns_to_table, decode_dictionaries
 from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
-from gatepost.pipeline.kernels.time_buckets import round_up_times
+from gatepost.pipeline.kernels.rounded_times import round_up_times
 from gatepost.pipeline.tables.schemas import PACES, TASKS
 
 _DELIVERY_COLUMNS = ("node", "event_id", "corr_id", "from_agent", "to_agent", "to_node", "reason")
@@ -29,7 +29,7 @@ def select_tasks(hour: HourDeliveries) -> pa.Table:
         "state": hour.task_state,
     }
     return decode_dictionaries(
-        columns_to_table(columns, TASKS.names).filter(pa.array(hour.is_task))
+        columns_to_table(columns, TASKS.kernel_names).filter(pa.array(hour.is_task))
     )
 
 
@@ -52,7 +52,7 @@ def compute_paces(hour: HourDeliveries) -> pa.Table:
         "took": _count_times(groups, took),
         "promises": _count_times(groups, promise),
     }
-    return columns_to_table(columns, PACES.names)
+    return columns_to_table(columns, PACES.kernel_names)
 
 
 def _count_times(groups: Groups, values: Numbers) -> pa.Array:

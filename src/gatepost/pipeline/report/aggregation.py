@@ -1,19 +1,22 @@
-"""Aggregation for a report, on executors: sums of table rows, and latencies counted in steps.
+"""Aggregation for a report, on executors: sums of table rows, and counted latencies.
 
 Every aggregate is taken of a part of a table, and the aggregates of parts can be added up.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from gatepost.pipeline.kernels.columns import ABSENT, Codes, Numbers
+from gatepost.ledger import Ledger, add_ledgers
+from gatepost.pipeline.kernels.columns import ABSENT, Codes, Numbers, to_numbers
+from gatepost.pipeline.kernels.groups import SortedGroups
 from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
-from gatepost.pipeline.kernels.time_buckets import BUCKET_COUNT, bucket_of, longest_time
+from gatepost.pipeline.kernels.message_ledger import count_ledger
+from gatepost.pipeline.kernels.rounded_times import round_up_times
 from gatepost.pipeline.report.model import OTHERS
 
 MAX_THROUGHPUT_NODES: Final = 12
@@ -22,7 +25,7 @@ MAX_GRAPH_NODES: Final = 30
 MAX_EDGES: Final = 1000
 TOP_ROWS: Final = 15
 
-COUNT_COLUMNS: Final = ("sent", "processed", "failed", "dead", "retried", "open")
+COUNT_COLUMNS: Final = ("sent", "processed", "dead", "retried", "open")
 SLO_COLUMNS: Final = (
     *COUNT_COLUMNS,
     "met",
@@ -33,7 +36,7 @@ SLO_COLUMNS: Final = (
     "online_p95",
 )
 """The columns read of the table `slo`."""
-_FLOW_COLUMNS = ("sent", "bytes", "failed", "dead", "open")
+_FLOW_COLUMNS = ("sent", "bytes", "dead", "open")
 _PAIR_COLUMNS = ("node", "from_agent", "to_node", "to_agent")
 TRAFFIC_COLUMNS: Final = (*_PAIR_COLUMNS, *_FLOW_COLUMNS, "process_ms")
 """The columns read of the table `traffic`."""
@@ -46,14 +49,18 @@ DELIVERY_COLUMNS: Final = (
     "replied_at",
     "outcome",
     "dead_at",
+    "amended",
     "closed",
     "reason",
     "from_agent",
     "to_agent",
     "to_node",
+    "state",
+    "forwarded",
 )
 """The columns read of the table `deliveries`."""
 _PERCENTILES = (0.5, 0.95, 0.99)
+_ACCEPT, _PROCESS = "accept", "process"
 # The agents and the node of a delivery that did not end well.
 _ENDS = ("from_agent", "to_agent", "to_node")
 _ACCEPTED = "accepted, and the turn has not ended"
@@ -265,10 +272,6 @@ class LatencyGroups(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.kinds) + len(self.nodes) + self.period.steps + 1
 
-    def zero_counts(self) -> Numbers:
-        """Counts of zero by (accepted or processed, group, latency step)."""
-        return np.zeros((2, len(self), BUCKET_COUNT), np.int64)
-
     def split_percentiles(self, times: "list[GroupPercentiles]") -> "SplitPercentiles":
         """Split the percentiles of all groups into those of kinds, nodes, steps and all."""
         *each, every = times
@@ -290,34 +293,22 @@ class LatencyGroups(Struct, frozen=True):
         ]
 
 
-class SparseCounts(Struct, frozen=True):
-    """The counts that are not 0, and their positions in the full array."""
-
-    positions: tuple[Numbers, ...]
-    counts: Numbers
-
-    @classmethod
-    def from_dense(cls, counts: Numbers) -> Self:
-        positions = np.nonzero(counts)
-        return cls(positions, counts[positions])
-
-
-def count_latencies(hour: HourDeliveries, groups: LatencyGroups) -> Numbers:
-    """Count the deliveries of one hour by (accepted or processed, group, latency step)."""
-    indexes = groups.group_indexes(hour)
-    both = [_count_steps(indexes, ms, len(groups)) for ms in (hour.accept_ms, hour.process_ms)]
-    return np.stack(both)
-
-
-def _count_steps(indexes: Sequence[Numbers | Codes], ms: Numbers, groups: int) -> Numbers:
-    present = ms != ABSENT
-    step = bucket_of(ms[present])
-    code = np.concatenate(
-        [index[present].astype(np.int64) * BUCKET_COUNT + step for index in indexes]
+def count_latencies(hour: HourDeliveries, groups: LatencyGroups) -> pa.Table:
+    """Count the deliveries of one hour by what happened, group, and time rounded up."""
+    times = {_ACCEPT: hour.accept_ms, _PROCESS: hour.process_ms}
+    return pa.concat_tables(
+        _count_times(what, group, ms)
+        for what, ms in times.items()
+        for group in groups.group_indexes(hour)
     )
-    return np.bincount(code[code >= 0], minlength=groups * BUCKET_COUNT).reshape(
-        groups, BUCKET_COUNT
-    )
+
+
+def _count_times(what: str, group: Numbers | Codes, ms: Numbers) -> pa.Table:
+    known = (ms != ABSENT) & (group >= 0)
+    rows = {"group": group[known].astype(np.int64), "ms": round_up_times(ms[known])}
+    counted = pa.table(rows).group_by(["group", "ms"], use_threads=False)
+    found = counted.aggregate([([], "count_all")]).rename_columns(["group", "ms", "count"])
+    return found.add_column(0, "what", pa.repeat(pa.scalar(what, pa.string()), len(found)))
 
 
 # -- deliveries that did not end well, or have not ended
@@ -361,17 +352,19 @@ def count_throughput(hour: HourDeliveries, period: ReportPeriod) -> pa.Table:
 class DeliveryCounts(Struct, frozen=True):
     """Counts of the deliveries in some files; the counts of several files can be added up."""
 
-    latencies: SparseCounts
+    latencies: pa.Table
     lanes: pa.Table
     unfinished: pa.Table
+    ledger: Ledger
 
 
 class MeasuredDeliveries(Struct, frozen=True):
-    """The percentiles of all groups, deliveries by node and step, and unfinished deliveries."""
+    """Percentiles of all groups, deliveries by node and step, unfinished ones, and the ledger."""
 
     percentiles: "list[GroupPercentiles]"
     lanes: pa.Table
     unfinished: list[SumRow]
+    ledger: Ledger
 
 
 _NO_LANES = pa.table(
@@ -382,6 +375,11 @@ _NO_LANES = pa.table(
         "dead": pa.array([], pa.int64()),
     }
 )
+_LATENCY_KEY = ("what", "group", "ms")
+_NO_LATENCIES = pa.table(
+    {"what": pa.array([], pa.string())}
+    | {name: pa.array([], pa.int64()) for name in ("group", "ms", "count")}
+)
 _NO_UNFINISHED = pa.table(
     {name: pa.array([], pa.string()) for name in ("state", *_ENDS, "reason")}
     | {"count": pa.array([], pa.int64())}
@@ -389,25 +387,26 @@ _NO_UNFINISHED = pa.table(
 
 
 def count_deliveries(hours: Iterable[HourDeliveries], groups: LatencyGroups) -> DeliveryCounts:
-    total = groups.zero_counts()
+    latencies = [_NO_LATENCIES]
     lanes, unfinished = [_NO_LANES], [_NO_UNFINISHED]
+    ledgers = []
     for hour in hours:
-        total += count_latencies(hour, groups)
+        latencies.append(count_latencies(hour, groups))
         lanes.append(count_throughput(hour, groups.period))
         unfinished.append(count_unfinished(hour))
+        ledgers.append(count_ledger(hour.table))
     return DeliveryCounts(
-        SparseCounts.from_dense(total),
+        _sum_by(pa.concat_tables(latencies), *_LATENCY_KEY),
         _sum_by(pa.concat_tables(lanes), "node", "at"),
         most_frequent(pa.concat_tables(unfinished), _MAX_GROUPS),
+        add_ledgers(ledgers),
     )
 
 
 def measure_deliveries(
     parts: Sequence[DeliveryCounts], groups: LatencyGroups, online_ms: int
 ) -> MeasuredDeliveries:
-    total = groups.zero_counts()
-    for each in parts:
-        total[each.latencies.positions] += each.latencies.counts
+    latencies = pa.concat_tables([_NO_LATENCIES, *(each.latencies for each in parts)])
     lanes = pa.concat_tables([_NO_LANES, *(each.lanes for each in parts)])
     unfinished = pa.concat_tables([_NO_UNFINISHED, *(each.unfinished for each in parts)])
     kept = most_frequent(unfinished, _MAX_GROUPS)
@@ -417,7 +416,10 @@ def measure_deliveries(
         for row in kept.filter(pc.equal(kept["state"], state)).slice(0, TOP_ROWS).to_pylist()
     ]
     return MeasuredDeliveries(
-        measure_percentiles(total, online_ms), _sum_by(lanes, "node", "at"), shown
+        measure_percentiles(latencies, len(groups), online_ms),
+        _sum_by(lanes, "node", "at"),
+        shown,
+        add_ledgers(each.ledger for each in parts),
     )
 
 
@@ -435,24 +437,28 @@ SplitPercentiles = tuple[
 ]
 
 
-def measure_percentiles(counts: Numbers, online_ms: int) -> list[GroupPercentiles]:
-    """Percentiles of each group.
+def measure_percentiles(latencies: pa.Table, groups: int, online_ms: int) -> list[GroupPercentiles]:
+    """Percentiles of each of so many groups.
 
     Deliveries accepted after `online_ms` do not count for `online`: their node was away.
     """
-    accept, process = counts
-    online = accept[:, : int(bucket_of(np.array(online_ms))) + 1]
+    accept, process = (_select_times(latencies, what) for what in (_ACCEPT, _PROCESS))
+    accepted, processed = (SortedGroups.from_counts(*each, groups) for each in (accept, process))
+    group, ms, count = accept
+    soon = ms <= round_up_times(np.array([online_ms]))
+    online = np.bincount(group[soon], count[soon], groups).astype(np.int64)
     points = [
-        list(zip(*(_percentile_of_rows(each, point) for point in _PERCENTILES), strict=True))
-        for each in (accept, process)
+        list(zip(*(_known_times(each.percentile(share)) for share in _PERCENTILES), strict=True))
+        for each in (accepted, processed)
     ]
-    return list(map(GroupPercentiles, *points, _percentile_of_rows(online, 0.95)))
+    return list(map(GroupPercentiles, *points, _known_times(accepted.percentile(0.95, online))))
 
 
-def _percentile_of_rows(counts: Numbers, share: float) -> list[int | None]:
-    """For each row, the smallest latency that at least this share of its counts stays within."""
-    cumulated = np.cumsum(counts, axis=1)
-    total = cumulated[:, -1]
-    step = (cumulated < np.ceil(total * share)[:, None]).sum(axis=1)
-    found = zip(longest_time(step).tolist(), total, strict=True)
-    return [time if some else None for time, some in found]
+def _select_times(latencies: pa.Table, what: str) -> tuple[Numbers, Numbers, Numbers]:
+    rows = latencies.filter(pc.equal(latencies["what"], what))
+    group, ms, count = (to_numbers(rows[name]) for name in ("group", "ms", "count"))
+    return group, ms, count
+
+
+def _known_times(times: Numbers) -> list[int | None]:
+    return [None if time == ABSENT else time for time in times.tolist()]

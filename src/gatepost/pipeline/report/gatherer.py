@@ -31,7 +31,6 @@ from gatepost.pipeline.jobs.shares import pack_shares
 from gatepost.pipeline.jobs.table_update import TableFolder
 from gatepost.pipeline.kernels.hour_deliveries import HourDeliveries
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import read_file
 from gatepost.pipeline.report import aggregation
 from gatepost.pipeline.report.aggregation import (
     DeliveryCounts,
@@ -61,9 +60,10 @@ from gatepost.pipeline.report.model import (
     TrafficSummary,
     UnfinishedDeliveries,
 )
+from gatepost.pipeline.table_files import read_columns
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
-from gatepost.pipeline.tables.schemas import HOUR_MS, TableSpec
+from gatepost.pipeline.tables.schemas import HOUR_MS, HOURS_A_DAY, TableSpec, day_number
 from gatepost.pipeline.transport import Transport
 
 ALL_DELIVERIES = "all"
@@ -137,6 +137,7 @@ class _ReportGatherer:
         self._transport = transport
         self._tables = TableFolder(tables)
         self._objectives = objectives
+        self._days = days
         last = BatchLedger(tables).last_batch()
         if last is None or not table_exists(self._tables.table_path(schemas.ACTIVITY)):
             raise PipelineError(f"{tables} holds no tables yet: run `gatepost pipeline run` first")
@@ -145,6 +146,7 @@ class _ReportGatherer:
         step = choose_step(self._activity.last - self._activity.first)
         start = self._activity.first - self._activity.first % step
         self._period = ReportPeriod(start, step, (self._activity.last - start) // step + 1)
+        self._hours = range(start // HOUR_MS, self._activity.last // HOUR_MS + 1)
 
     def _read_activity(self, days: int) -> _PeriodActivity:
         path = self._tables.table_path(schemas.ACTIVITY)
@@ -154,7 +156,7 @@ class _ReportGatherer:
 
         def summarize_files(share: list[StoredFile]) -> Iterator[_PeriodActivity]:
             for file in share:
-                rows = read_file(file.uri, _ACTIVITY_COLUMNS)
+                rows = read_columns(schemas.ACTIVITY, file.uri, _ACTIVITY_COLUMNS)
                 starts = np.asarray(rows["window_start"])
                 recent = rows.filter(pa.array((starts > since) & (starts <= until)))
                 if recent.num_rows:
@@ -180,12 +182,16 @@ class _ReportGatherer:
             # The table `slo` has one row for each window, which is longer than a step here.
             lanes = aggregation.throughput_rows(measured.lanes, shown.throughput_nodes)
             shown = replace(shown, throughput=lanes)
-        incidents, reviews, etas = self._read_incidents(), self._read_reviews(), self._read_etas()
+        known = self._read_incidents()
+        incidents = [each for each in known if self._is_in_period(each)]
+        reviews, etas = self._read_reviews(), self._read_etas()
         return PipelineReport(
             made_at=clock.now(),
             version=__version__,
             tables=self._tables.root,
             batch=self._batch,
+            days=self._days,
+            incident_days=self._objectives.days,
             first_at=self._activity.first,
             last_at=self._activity.last,
             events=self._activity.events,
@@ -193,6 +199,7 @@ class _ReportGatherer:
             window_ms=self._objectives.window_ms,
             step=self._period.step,
             starts=self._period.starts,
+            ledger=measured.ledger,
             total=self._service_level(shown.total, ALL_DELIVERIES, of_all),
             kinds=list(map(self._service_level, shown.kinds, kinds, by_kind)),
             nodes=list(map(self._service_level, shown.nodes, nodes, by_node)),
@@ -204,25 +211,29 @@ class _ReportGatherer:
             incidents=incidents[:_MAX_ROWS],
             reviews=reviews[: aggregation.TOP_ROWS],
             etas=etas[:_MAX_ROWS],
-            totals=RowTotals(len(incidents), len(reviews), len(etas)),
+            totals=RowTotals(len(incidents), len(reviews), len(etas), len(known)),
             audit=read_last_audit(self._tables.root),
         )
 
     def _files_in_period(self, table: TableSpec) -> list[StoredFile]:
         path = self._tables.table_path(table)
-        held = list_files(path, "hour") if table_exists(path) else []
-        first, last = self._period.start // HOUR_MS, self._activity.last // HOUR_MS
-        return [file for file in held if first <= file.value <= last]
+        if not table_exists(path):
+            return []
+        if table.partition == "hour":
+            return [f for f in list_files(path, "hour") if f.value in self._hours]
+        first, last = (hour // HOURS_A_DAY for hour in (self._hours[0], self._hours[-1]))
+        return [f for f in list_files(path, "day") if first <= day_number(f.value) <= last]
 
     # -- aggregation on the executors
 
     def _sum_tables(self) -> ReportSums:
-        period, node_count = self._period, len(self._activity.nodes)
+        period, hours, node_count = self._period, self._hours, len(self._activity.nodes)
 
         def sum_share(share: tuple[TableSpec, list[StoredFile]]) -> SumTables:
             if share[0] == schemas.SLO:
-                return aggregation.sum_slo(_read_files(*share, aggregation.SLO_COLUMNS), period)
-            return aggregation.sum_traffic(_read_files(*share, aggregation.TRAFFIC_COLUMNS))
+                rows = _read_files(*share, aggregation.SLO_COLUMNS, hours)
+                return aggregation.sum_slo(rows, period)
+            return aggregation.sum_traffic(_read_files(*share, aggregation.TRAFFIC_COLUMNS, hours))
 
         def combine_parts(parts: list[SumTables]) -> ReportSums:
             return ReportSums.from_sums(aggregation.add_parts(parts), node_count)
@@ -311,9 +322,11 @@ class _ReportGatherer:
                 row["sentence"],
             )
             for row in small_tables.read_rows(self._tables.root, schemas.INCIDENTS)
-            if row["ended_at"] is None or row["ended_at"] >= self._period.start
         ]
         return sorted(found, key=lambda i: (i.ended_at is not None, -i.count, i.started_at, i.id))
+
+    def _is_in_period(self, incident: ReportIncident) -> bool:
+        return incident.ended_at is None or incident.ended_at >= self._period.start
 
     def _read_reviews(self) -> list[ReportReview]:
         found = [
@@ -378,7 +391,13 @@ def _traffic_summary(shown: ReportSums) -> TrafficSummary:
     return TrafficSummary(shown.graph_nodes, shown.merged_nodes, edges, pairs)
 
 
-def _read_files(table: TableSpec, held: Sequence[StoredFile], columns: Sequence[str]) -> pa.Table:
-    """Read columns of a table from some of its files, or an empty table if there are none."""
-    empty = arrow_schema(table).empty_table().select(list(columns))
-    return pa.concat_tables([empty, *(read_file(file.uri, columns) for file in held)])
+def _read_files(
+    table: TableSpec, held: Sequence[StoredFile], columns: Sequence[str], hours: range
+) -> pa.Table:
+    """Read columns of a table in these hours, from some of its files or from none."""
+    empty = arrow_schema(table).empty_table().select(["hour", *columns])
+    read = (read_columns(table, file.uri, ["hour", *columns]) for file in held)
+    rows = pa.concat_tables([empty, *read])
+    hour = np.asarray(rows["hour"])
+    mine = (hour >= hours.start) & (hour < hours.stop)
+    return rows.filter(pa.array(mine)).drop_columns(["hour"])

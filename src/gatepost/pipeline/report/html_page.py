@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from importlib import resources
 
+from gatepost.ledger import TERMS, Ledger, Term
 from gatepost.pipeline.audit.rules import SENTENCES
 from gatepost.pipeline.report import charts, terms, traffic_graph
 from gatepost.pipeline.report.charts import ChartSeries
@@ -105,10 +106,28 @@ def headline_verdicts(report: PipelineReport) -> list[tuple[str, str]]:
     verdicts = [_objective_verdict(report.total)]
     if report.totals.incidents:
         more = f", {format_count(ongoing)} still going on" if ongoing else ", all over"
-        verdicts.append(("bad", format_plural(report.totals.incidents, "incident") + more))
+        verdicts.append(("bad", describe_incidents(report, more)))
     else:
-        verdicts.append(("good", "No incidents"))
+        verdicts.append(("good", describe_incidents(report)))
     return [*verdicts, audit_verdict(report)]
+
+
+def describe_incidents(report: PipelineReport, state: str = "") -> str:
+    """The incidents of the period that the report covers, and of all that the tables know.
+
+    `state` says more of the former.
+    """
+    totals = report.totals
+    found = format_plural(totals.incidents, "incident") if totals.incidents else "No incidents"
+    text = f"{found} in the last {_days_text(min(report.days, report.incident_days))}{state}"
+    if report.days < report.incident_days and totals.all_incidents > totals.incidents:
+        before = _days_text(report.incident_days)
+        text += f"; {format_count(totals.all_incidents)} in the last {before}"
+    return text
+
+
+def _days_text(days: int) -> str:
+    return "day" if days == 1 else f"{days} days"
 
 
 def _objective_verdict(total: ServiceLevel) -> tuple[str, str]:
@@ -136,17 +155,15 @@ def audit_verdict(report: PipelineReport) -> tuple[str, str]:
 
 
 def _summary_section(report: PipelineReport) -> Markup:
-    total = report.total
+    total, ledger = report.total, report.ledger
     verdicts = [
         element("li", verdict_mark(verdict), text, class_=verdict)
         for verdict, text in headline_verdicts(report)
     ]
     length = max(1, report.last_at - report.first_at) / 1000
     tiles = (
-        ("Deliveries", format_count(total.sent), format_rate(total.sent / length)),
-        ("Processed", format_share(total.processed, total.sent), format_count(total.processed)),
-        ("Dead letters", format_count(total.dead), format_share(total.dead, total.sent)),
-        ("Still open", format_count(total.open), format_share(total.open, total.sent)),
+        ("Sent", format_count(ledger.sent), format_rate(ledger.sent / length)),
+        *(_ledger_tile(ledger, term) for term in TERMS),
         ("To accepted, p95", format_millis(total.accept.p95), _p99_text(total.accept)),
         ("To processed, p95", format_millis(total.process.p95), _p99_text(total.process)),
     )
@@ -164,6 +181,11 @@ def _summary_section(report: PipelineReport) -> Markup:
         element("p", element("a", "What the terms mean", href="#terms"), class_="note"),
         id="summary",
     )
+
+
+def _ledger_tile(ledger: Ledger, term: Term) -> tuple[str, str, str]:
+    number: int = getattr(ledger, term)
+    return spell_out(term).capitalize(), format_count(number), format_share(number, ledger.sent)
 
 
 def _p99_text(found: LatencyPercentiles) -> str:
@@ -432,12 +454,12 @@ def _traffic_section(report: PipelineReport) -> Markup:
 def _edge_table(caption: str, edges: Sequence[TrafficEdge]) -> Markup:
     columns = [
         *text_columns("From", "To"),
-        *number_columns("Deliveries", "Payload", "Failed", "Dead", "Open", "Mean to processed"),
+        *number_columns("Deliveries", "Payload", "Dead", "Open", "Mean to processed"),
     ]
     rows = [
         (
             e.source, e.target, format_count(e.sent), format_bytes(e.bytes),
-            format_count(e.failed), format_count(e.dead), format_count(e.open),
+            format_count(e.dead), format_count(e.open),
             format_millis(e.process_ms),
         )
         for e in edges
@@ -447,7 +469,9 @@ def _edge_table(caption: str, edges: Sequence[TrafficEdge]) -> Markup:
 
 def _incident_section(report: PipelineReport) -> Markup:
     if not report.incidents:
-        return page_section("incidents", "Incidents", None, empty_note("No incidents."))
+        return page_section(
+            "incidents", "Incidents", None, empty_note(f"{describe_incidents(report)}.")
+        )
     shown = element(
         "ol", *(_incident_card(incident) for incident in report.incidents), class_="cards"
     )

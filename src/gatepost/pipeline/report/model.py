@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from gatepost.ledger import Ledger
+
 OTHERS = "others"
 
 
@@ -22,7 +24,6 @@ class ServiceLevel(Struct, frozen=True):
     name: str
     sent: int
     processed: int
-    failed: int
     dead: int
     retried: int
     open: int
@@ -77,7 +78,6 @@ class TrafficEdge(Struct, frozen=True):
     target: str
     sent: int
     bytes: int
-    failed: int
     dead: int
     open: int
     process_ms: float | None
@@ -171,23 +171,31 @@ class UnfinishedDeliveries(Struct, frozen=True):
 
 
 class RowTotals(Struct, frozen=True):
-    """Number of rows in each table of which the report shows only the first."""
+    """Number of rows in each table of which the report shows only the first.
+
+    `all_incidents` counts those before its period too.
+    """
 
     incidents: int
     reviews: int
     etas: int
+    all_incidents: int
 
 
 class PipelineReport(Struct, frozen=True, kw_only=True):
     """Everything a report shows.
 
-    Times are epoch milliseconds. `starts` are the points of the charts, `step` ms apart.
+    Times are epoch milliseconds. `starts` are the points of the charts, `step` ms apart. `ledger`
+    is of the messages that were sent in the period, the last `days`. The table `incidents` looks
+    back `incident_days`.
     """
 
     made_at: int
     version: str
     tables: str
     batch: int
+    days: int
+    incident_days: int
     first_at: int
     last_at: int
     events: int
@@ -195,6 +203,7 @@ class PipelineReport(Struct, frozen=True, kw_only=True):
     window_ms: int
     step: int
     starts: list[int]
+    ledger: Ledger
     total: ServiceLevel
     kinds: list[ServiceLevel]
     nodes: list[ServiceLevel]

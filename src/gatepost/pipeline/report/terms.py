@@ -7,8 +7,12 @@ _TERMS = (
     ("Node", "One machine with its gateway. Agents talk to the gateway of their own node."),
     ("Delivery", "One message, reply or task on its way from one agent to another."),
     ("Accepted", "The gateway of the receiver has the message on disk."),
+    ("Sent", "Messages and tasks. A reply is the answer to one, and is not counted on its own."),
     ("Processed", "The receiver’s turn with the message has ended, or it has replied."),
-    ("Open", "Neither processed nor a dead letter yet."),
+    ("In motion", "The receiver’s gateway has the message, and the turn has not ended."),
+    ("Waiting", "No gateway of the receiver has the message yet."),
+    ("Expired", "Its time was over before a turn began."),
+    ("Open", "Not processed, not a dead letter and not expired: in motion or waiting."),
     (
         "Dead letter",
         "A message whose turn failed too often, or that no gateway took in time. It is kept with"

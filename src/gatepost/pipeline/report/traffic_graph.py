@@ -35,8 +35,8 @@ class NodePosition(Struct, frozen=True):
 
 
 def failure_share(edge: TrafficEdge) -> float:
-    """The share of deliveries that failed or became dead letters."""
-    return (edge.failed + edge.dead) / edge.sent if edge.sent else 0.0
+    """The share of deliveries that ended without being done."""
+    return edge.dead / edge.sent if edge.sent else 0.0
 
 
 def grade_share(share: float) -> str:
@@ -152,7 +152,7 @@ def _point_towards(place: NodePosition, x: float, y: float, distance: float) -> 
 
 
 def describe_edge(edge: TrafficEdge) -> str:
-    bad = format_share(edge.failed + edge.dead, edge.sent)
+    bad = format_share(edge.dead, edge.sent)
     return (
         f"{edge.source} → {edge.target}: {format_count(edge.sent)} deliveries,"
         f" {bad} ended badly, {format_millis(edge.process_ms)} on average"

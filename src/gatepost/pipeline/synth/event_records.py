@@ -76,16 +76,15 @@ class SynthEvent(IntEnum):
     ACCEPTED_TASK = 20
     REFUSED = 21
     PROCESSED = 22
-    PROCESSED_FAILED = 23
-    PROCESSED_DEAD = 24
-    PROCESSED_EXPIRED = 25
-    DEAD_EXPIRED = 26
-    DEAD_REFUSED = 27
-    DEAD_UNROUTED = 28
-    CONFIRM = 29
-    WITHDRAW = 30
-    SETTLED = 31
-    NOTICE = 32
+    PROCESSED_DEAD = 23
+    PROCESSED_EXPIRED = 24
+    DEAD_EXPIRED = 25
+    DEAD_REFUSED = 26
+    DEAD_UNROUTED = 27
+    CONFIRM = 28
+    WITHDRAW = 29
+    SETTLED = 30
+    NOTICE = 31
 
 
 TEMPLATES: Final = (
@@ -112,7 +111,6 @@ TEMPLATES: Final = (
     EventTemplate("ack", status="accepted"),
     EventTemplate("ack", status="refused", reason="not_hosted"),
     EventTemplate("ack", status="processed", outcome="ok"),
-    EventTemplate("ack", status="processed", outcome="failed", reason="the agent raised an error"),
     EventTemplate("ack", status="processed", outcome="dead_letter", reason="failed 4 times"),
     EventTemplate("ack", status="processed", outcome="expired"),
     EventTemplate("dead_letter", reason="expired"),

@@ -34,7 +34,10 @@ ProgressCallback = Callable[[int], None]
 
 
 class SynthOptions(Struct, frozen=True, kw_only=True):
-    """Options of a synthetic archive. The same options give the same files, whatever `jobs` is."""
+    """Options of a synthetic archive. The same options give the same files, whatever `jobs` is.
+
+    The archive spans `hours`, by default as many as its events take.
+    """
 
     events: int
     nodes: int = 4
@@ -43,17 +46,23 @@ class SynthOptions(Struct, frozen=True, kw_only=True):
     segment_rows: int = 100_000
     bodies: bool = False
     jobs: int = 1
+    hours: int | None = None
 
     def __post_init__(self) -> None:
         if self.nodes < MIN_NODES:
             raise PipelineError(f"a synthetic archive needs at least {MIN_NODES} nodes")
+        least = MIN_DURATION // HOUR if self.faults else 1
+        if self.hours is not None and self.hours < least:
+            raise PipelineError(f"a synthetic archive with faults spans {least} hours or more")
         if unknown := set(self.faults) - set(FAULTS):
             names = ", ".join(FAULTS)
             raise PipelineError(f"unknown fault {', '.join(sorted(unknown))}; known are: {names}")
 
     @property
     def duration_ms(self) -> int:
-        """The duration in ms that gives about one event per second and node, within limits."""
+        """That of `hours`, else about one event per second and node, within limits."""
+        if self.hours is not None:
+            return self.hours * HOUR
         return min(max(self.events * 1000 // self.nodes, MIN_DURATION), MAX_DURATION)
 
 

@@ -38,9 +38,7 @@ _FATE_CHANCES = {
     MessageFate.TASK: 0.050,
     MessageFate.AMENDED: 0.0005,
 }
-_BAD_OUTCOMES = np.array(
-    [SynthEvent.PROCESSED_FAILED, SynthEvent.PROCESSED_DEAD, SynthEvent.PROCESSED_EXPIRED]
-)
+_BAD_OUTCOMES = np.array([SynthEvent.PROCESSED_DEAD, SynthEvent.PROCESSED_EXPIRED])
 _REMOTE_FATES = (
     *(MessageFate.RETRY, MessageFate.OFFER, MessageFate.REPEATED, MessageFate.AMENDED),
     *(MessageFate.EXPIRED, MessageFate.REFUSED),
@@ -296,7 +294,7 @@ class _ChunkLifecycles(ChunkWriter):
         plain = taken & ~self._has_fate(MessageFate.TASK)
         self._write_receipts(plain, accepted[plain], SynthEvent.ACCEPTED, taker[plain])
         bad = self._has_fate(MessageFate.BAD_END)
-        how = np.where(bad, _BAD_OUTCOMES[self._rng.integers(0, 3, len(bad))], SynthEvent.PROCESSED)
+        how = np.where(bad, _BAD_OUTCOMES[self._rng.integers(0, 2, len(bad))], SynthEvent.PROCESSED)
         self._write_receipts(taken, processed[taken], how[taken], taker[taken], step=2)
 
     def _write_repeats(self, accepted: IntArray, processed: IntArray) -> None:

@@ -222,6 +222,7 @@ class RecordEncoder:
             "corr_id": _null_unless(corr, rows["corr"][:, 0] != 0),
             "ref_id": _null_unless(id_bytes(rows["ref"]), rows["ref"][:, 0] != 0),
             "causation_id": _null_unless(id_bytes(rows["causation"]), rows["causation"][:, 0] != 0),
+            "origin_id": pa.nulls(len(rows), pa.binary()),
             "created_at": record_times(rows) + START,
             "expires_at": _masked_array(rows["expires"] != 0, rows["expires"] + START),
             "attempt": rows["attempt"].astype(np.int32),

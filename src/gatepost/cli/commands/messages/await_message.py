@@ -4,6 +4,7 @@ import time
 
 from gatepost.cli import output
 from gatepost.cli.message_outcome import (
+    DEFAULT_WAIT_SECS,
     check_outcome,
     load_replies,
     print_sent,
@@ -12,7 +13,7 @@ from gatepost.cli.message_outcome import (
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
 from gatepost.cli.problems import ExitCode
 from gatepost.events import format_event_id, parse_event_id
-from gatepost.wire import Sent, WaitGoal
+from gatepost.wire.operations import Sent, WaitGoal
 
 
 def await_message(
@@ -20,7 +21,7 @@ def await_message(
     /,
     *,
     until: WaitGoal = "processed",
-    timeout: float = 30.0,
+    timeout: float = DEFAULT_WAIT_SECS,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Wait for the outcome of a message, and print its reply.

@@ -36,12 +36,12 @@ def fetch_payload(
     output_file
         The file to write. Default: standard output.
     """
-    path = f"/v1/blobs/{check_digest(digest)}"
+    check_digest(digest)
     if output_file is None and (options.json or sys.stdout.isatty()):
         raise usage_problem("name a file with --output, or redirect standard output")
     with (
         options.find_gateway() as gateway,
-        gateway.download(path) as pieces,
+        gateway.download(digest) as pieces,
         _open_target(output_file) as target,
     ):
         size = _save_pieces(pieces, target, options)

@@ -12,29 +12,28 @@ from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway, mailbox_path
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
 from gatepost.cli.problems import ExitCode, usage_problem
-from gatepost.wire import (
-    AgentInfo,
+from gatepost.durations import format_duration
+from gatepost.events import check_agent_id
+from gatepost.wire.gateway_views import AgentInfo, MailboxCounts
+from gatepost.wire.operations import (
     Count,
+    Dequeue,
     LeasedMessage,
-    MailboxCounts,
     Messages,
+    Peek,
     Summaries,
     Summary,
 )
 
-_COLUMNS = ("Message", "From", "Age", "Attempt", "State", "Size")
+_COLUMNS = ("Message", "From", "Age", "Retries", "State", "Size")
 
 
-class CliDequeueRequest(Struct):
-    limit: int
-    wait_secs: float
-
-
-class PayloadAttachment(Struct):
-    """The fields of an event that describe a payload stored as a blob."""
+class ShownEvent(Struct):
+    """What is printed of an event: its subject, and the blob that holds its payload."""
 
     payload_ref: str | None = None
     size: int = 0
+    subject: str | None = None
 
 
 def show_inbox(
@@ -70,15 +69,16 @@ def show_inbox(
     """
     if wait and not take:
         raise usage_problem("--wait works only with --take")
+    name = check_agent_id(agent)
     with options.find_gateway() as gateway:
         if take:
-            _take_mail(gateway, agent, CliDequeueRequest(limit, wait), options)
+            _take_mail(gateway, Dequeue(mailbox=name, limit=limit, wait_secs=wait), options)
         else:
-            _peek_mail(gateway, agent, limit, options)
+            _peek_mail(gateway, name, limit, options)
 
 
 def _peek_mail(gateway: CliGateway, agent: str, limit: int, options: GatewayOptions) -> None:
-    found = gateway.get(mailbox_path(agent), Summaries, limit=limit).messages
+    found = gateway.perform(Peek(mailbox=agent, limit=limit), Summaries).messages
     if found or options.json:
         output.print_result(options, {"messages": found}, lambda: _print_summaries(found))
     else:
@@ -89,13 +89,15 @@ def _peek_mail(gateway: CliGateway, agent: str, limit: int, options: GatewayOpti
 
 def _unknown_agent_note(gateway: CliGateway, agent: str) -> str:
     """A note for unknown agents, so that a mistyped name does not look like an empty mailbox."""
+    if gateway.agent is not None:
+        return ""
     agents = {known.id for known in gateway.get("/v1/agents", list[AgentInfo])}
     boxes = {box.name for box in gateway.get("/v1/mailboxes", list[MailboxCounts])}
     return "" if agent in agents | boxes else "; no such agent, see `gatepost agent list`"
 
 
 def _print_summaries(found: list[Summary]) -> None:
-    output.print_table(
+    output.print_messages(
         _COLUMNS,
         [
             (
@@ -108,6 +110,7 @@ def _print_summaries(found: list[Summary]) -> None:
             )
             for m in found
         ],
+        [m.subject for m in found],
     )
 
 
@@ -115,17 +118,14 @@ def _state_text(summary: Summary) -> str:
     if summary.not_before is None:
         return summary.state
     left = int(summary.not_before - time.time())
-    when = f"{'again in' if summary.attempt else 'in'} {output.format_duration(left)}"
+    when = f"{'again in' if summary.attempt else 'in'} {format_duration(left)}"
     return f"{summary.state}, {when if left > 0 else 'due'}"
 
 
-def _take_mail(
-    gateway: CliGateway, agent: str, wanted: CliDequeueRequest, options: GatewayOptions
-) -> None:
-    path = f"{mailbox_path(agent)}/dequeue"
-    found = gateway.post(path, wanted, Messages, wait=wanted.wait_secs).messages
+def _take_mail(gateway: CliGateway, wanted: Dequeue, options: GatewayOptions) -> None:
+    found = gateway.perform(wanted, Messages, wait=wanted.wait_secs).messages
     output.print_result(
-        options, {"messages": found}, lambda: _print_messages(gateway, agent, found)
+        options, {"messages": found}, lambda: _print_messages(gateway, wanted.mailbox, found)
     )
 
 
@@ -144,18 +144,24 @@ def _print_messages(gateway: CliGateway, agent: str, found: list[LeasedMessage])
 def _print_message(message: LeasedMessage) -> None:
     output.print_line(
         f"{message.msg_id} from {message.from_}, {output.format_ago(message.created_at * 1000)},"
-        f" attempt {message.attempt}",
+        f" {f'retry {message.attempt}' if message.attempt else 'first delivery'}",
         "bold",
     )
     output.print_line(f"lease handle {message.receipt}")
-    output.print_line(_attachment_text(message) or output.payload_text(message.payload))
+    event = _decode_event(message)
+    if event.subject:
+        output.print_line(f"subject: {event.subject}")
+    output.print_line(_attachment_text(event) or output.payload_text(message.payload))
     output.print_line("")
 
 
-def _attachment_text(message: LeasedMessage) -> str:
+def _decode_event(message: LeasedMessage) -> ShownEvent:
     if isinstance(message.event, UnsetType):
-        return ""
-    event = msgspec.json.decode(message.event, type=PayloadAttachment)
+        return ShownEvent()
+    return msgspec.json.decode(message.event, type=ShownEvent)
+
+
+def _attachment_text(event: ShownEvent) -> str:
     if event.payload_ref is None:
         return ""
     return f"{output.format_size(event.size)}, see `gatepost fetch {event.payload_ref}`"

@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw, UnsetType
 from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.message_outcome import (
+    DEFAULT_WAIT_SECS,
     check_outcome,
     load_replies,
     print_sent,
@@ -23,9 +24,11 @@ from gatepost.cli.payload_upload import upload_file, upload_payload
 from gatepost.cli.problems import LOST_ANSWER_CODE, CommandProblem, ExitCode, usage_problem
 from gatepost.clock import SystemClock
 from gatepost.events import Order, check_agent_id, new_event_id
-from gatepost.wire import NewSend, Sent, WaitGoal
+from gatepost.wire.operations import NewSend, Send, SendResults, Sent, WaitGoal
 
 T = TypeVar("T")
+
+DEFAULT_SENDER = "cli"
 
 
 def send_message(
@@ -35,15 +38,16 @@ def send_message(
     *,
     more: Annotated[list[str] | None, Parameter(name="--to", negative=())] = None,
     broadcast: Flag = False,
-    from_: str = "cli",
+    from_: str | None = None,
     wait: WaitGoal | None = None,
-    timeout: float = 30.0,
+    timeout: float = DEFAULT_WAIT_SECS,
     json_payload: Flag = False,
     idempotency_key: str | None = None,
     not_before: str | None = None,
     order: Order | None = None,
     max_retries: Annotated[int | None, Parameter(validator=Number(gte=0, lte=1000))] = None,
     ttl: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
+    subject: str | None = None,
     file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
@@ -61,6 +65,7 @@ def send_message(
       gatepost send --to bob --to carol "both of you"
       gatepost send --broadcast "all of you" --wait accepted
       gatepost send worker "job 17" --order none --not-before +15m
+      gatepost send bob "see attached" --subject "review of change 17"
 
     Parameters
     ----------
@@ -73,7 +78,7 @@ def send_message(
     broadcast
         Send a copy to every other agent.
     from_
-        The sending agent.
+        The sending agent. Default: the agent of the session, else cli.
     wait
         Wait until the agent's gateway has accepted the message, or until its turn has ended.
         Default: return once this gateway has the message on disk.
@@ -93,6 +98,8 @@ def send_message(
         How often a failed turn is retried. Default: as the agent's mailbox.
     ttl
         Seconds after which the message expires. Default: a day, from the time it is due.
+    subject
+        What the message is about, for people who see it in a list. It is not encrypted.
     file
         Send this file's bytes (up to 64 MiB) instead of a payload; - is standard input.
     """
@@ -101,17 +108,19 @@ def send_message(
     if (payload is None) == (file is None):
         raise usage_problem("give a payload, - for standard input, or --file PATH")
     message = NewSend(
-        from_agent=check_agent_id(from_),
+        from_agent=check_agent_id(from_ or DEFAULT_SENDER),
         event_id=new_event_id(SystemClock()),
         idempotency_key=_unless_none(idempotency_key),
         not_before=UNSET if not_before is None else parse_moment(not_before, time.time()),
         order=_unless_none(order),
         max_retries=_unless_none(max_retries),
         ttl_secs=_unless_none(ttl),
+        subject=_unless_none(subject),
         replies="caller" if wait == "processed" else "mailbox",
     )
     _set_receivers(message, [*([to] if to else []), *(more or [])], broadcast)
     with options.find_gateway() as gateway:
+        message.from_agent = from_ or gateway.agent or DEFAULT_SENDER
         if file is None:
             encoded = encode_payload_argument(payload or "", is_json=json_payload)
             _attach_payload(gateway, message, encoded, options)
@@ -173,10 +182,14 @@ def _send_and_wait(
 
 def _post_message(gateway: CliGateway, message: NewSend) -> Sent:
     """Post the message. Its id was chosen here, so it can be traced if the answer is lost."""
+    advice = f"check with `gatepost trace {message.event_id}`"
     try:
-        return gateway.post("/v1/messages", message, Sent)
+        with output.explain_interrupt(f"the message may be sent: {advice}"):
+            (sent,) = gateway.perform(Send(messages=[message]), SendResults).results
     except CommandProblem as problem:
         if problem.code != LOST_ANSWER_CODE:
             raise
-        advice = f"check with `gatepost trace {message.event_id}`"
         raise CommandProblem(problem.code, f"{problem.message}: {advice}", problem.exit) from None
+    if sent.error is not None:
+        raise CommandProblem(sent.error.code, sent.error.message)
+    return sent

@@ -3,29 +3,20 @@
 from typing import Annotated
 
 from cyclopts import Parameter
-from msgspec import Raw, Struct, field
+from msgspec import Raw
 
 from gatepost.cli import output
-from gatepost.cli.gateway_api import mailbox_path
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions
 from gatepost.cli.payload import MAX_INLINE_BYTES, encode_payload_argument
 from gatepost.cli.payload_upload import upload_payload
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
-from gatepost.wire import Settled
+from gatepost.events import check_agent_id
+from gatepost.wire.operations import Ack, Nack, Settled
 
 MsgIdsOption = Annotated[
     list[str] | None,
     Parameter(negative=(), help="Message id instead of a lease handle; repeatable."),
 ]
-
-
-class CliSettleRequest(Struct, omit_defaults=True):
-    receipts: list[str]
-    msg_ids: list[str]
-    replies: dict[str, Raw] = field(default_factory=dict)
-    reply_refs: dict[str, str] = field(default_factory=dict)
-    reason: str = ""
-    retry: bool = True
 
 
 def ack_turns(
@@ -58,12 +49,13 @@ def ack_turns(
     json_payload
         The reply is JSON, not text.
     """
-    turns = _build_request(receipts, msg_id)
+    _require_turns(receipts, msg_id)
+    op = Ack(mailbox=check_agent_id(agent), receipts=list(receipts), msg_ids=msg_id or [])
     if reply is not None:
         if msg_id:
             raise usage_problem("--reply needs a lease handle, not --msg-id")
-        _attach_reply(turns, encode_payload_argument(reply, is_json=json_payload), options)
-    return _settle_turns("ack", agent, turns, options)
+        _attach_reply(op, encode_payload_argument(reply, is_json=json_payload), options)
+    return _settle_turns("ack", op, options)
 
 
 def nack_turns(
@@ -95,20 +87,20 @@ def nack_turns(
     no_retry
         Make the message a dead letter at once.
     """
-    turns = _build_request(receipts, msg_id)
-    turns.reason, turns.retry = reason, not no_retry
-    return _settle_turns("nack", agent, turns, options)
+    _require_turns(receipts, msg_id)
+    op = Nack(mailbox=check_agent_id(agent), receipts=list(receipts), msg_ids=msg_id or [])
+    op.reason, op.retry = reason, not no_retry
+    return _settle_turns("nack", op, options)
 
 
-def _build_request(receipts: tuple[str, ...], msg_ids: list[str] | None) -> CliSettleRequest:
+def _require_turns(receipts: tuple[str, ...], msg_ids: list[str] | None) -> None:
     if not receipts and not msg_ids:
         raise usage_problem(
             "name at least one lease handle, as `gatepost inbox AGENT --take` prints it"
         )
-    return CliSettleRequest(list(receipts), msg_ids or [])
 
 
-def _attach_reply(turns: CliSettleRequest, reply: bytes, options: GatewayOptions) -> None:
+def _attach_reply(turns: Ack, reply: bytes, options: GatewayOptions) -> None:
     """Put a small reply inline; upload a large one as a blob."""
     if len(reply) * len(turns.receipts) <= MAX_INLINE_BYTES:
         turns.replies = dict.fromkeys(turns.receipts, Raw(reply))
@@ -118,9 +110,11 @@ def _attach_reply(turns: CliSettleRequest, reply: bytes, options: GatewayOptions
     turns.reply_refs = dict.fromkeys(turns.receipts, digest)
 
 
-def _settle_turns(verb: str, agent: str, turns: CliSettleRequest, options: GatewayOptions) -> int:
+def _settle_turns(verb: str, turns: Ack | Nack, options: GatewayOptions) -> int:
     with options.find_gateway() as gateway:
-        answer = gateway.post(f"{mailbox_path(agent)}/{verb}", turns, Settled)
+        answer = gateway.perform(turns, Settled)
+    if not answer.settled and len(answer.failures) == 1:
+        raise CommandProblem(answer.failures[0].code, answer.failures[0].message)
     document = {"settled": answer.settled, "failures": answer.failures}
     output.print_result(options, document, lambda: _print_settled(verb, turns, answer))
     if answer.failures:
@@ -128,7 +122,7 @@ def _settle_turns(verb: str, agent: str, turns: CliSettleRequest, options: Gatew
     return ExitCode.OK
 
 
-def _print_settled(verb: str, turns: CliSettleRequest, answer: Settled) -> None:
+def _print_settled(verb: str, turns: Ack | Nack, answer: Settled) -> None:
     repeated = len(turns.receipts) + len(turns.msg_ids) - answer.settled - len(answer.failures)
     note = f", {repeated} already were" if repeated else ""
     output.print_line(f"{output.format_count(answer.settled, 'message')} {verb}ed{note}")

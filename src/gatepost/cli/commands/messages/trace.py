@@ -8,7 +8,8 @@ from cyclopts import Parameter
 from gatepost.cli import output
 from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
-from gatepost.gateway.api.report_views import Journey, JourneyStep
+from gatepost.durations import format_duration
+from gatepost.wire.report_views import Journey, JourneyStep
 
 _STEP_TEXTS: dict[str, str] = {
     "sent": "{kind} by {agent} to {to}{where}",
@@ -23,6 +24,7 @@ _STEP_TEXTS: dict[str, str] = {
     "confirm": "confirmed to {peer}",
     "withdraw": "withdrawn from {peer}",
     "status_request": "asked {peer} for its receipts",
+    "report_request": "asked {peer} what became of the task",
     "waiting": "waits in {to}'s mailbox ({detail})",
     "in_hand": "leased to {to} ({detail})",
     "backing_off": "failed; waits for its next turn ({detail})",
@@ -33,6 +35,7 @@ _STEP_TEXTS: dict[str, str] = {
     "heard_processed": "knows that {peer} processed it: {detail}",
     "given_up": "given up: {detail}",
     "verdict": "{peer} reported later: {detail}",
+    "amended": "its end is amended: {detail}",
 }
 # A reply without a turn is kept for the sender of its message.
 _KEPT_TEXTS = {"processed": "kept for {agent}", "heard_processed": "knows that {peer} keeps it"}
@@ -86,13 +89,19 @@ def _print_journey(journey: Journey) -> None:
     for node, why in journey.unreachable.items():
         output.print_line(f"the steps at {node} are missing: {why}", "yellow")
     for node, ahead in journey.clocks.items():
-        output.print_line(f"the clock of {node} is {ahead} ms ahead; its times are corrected")
+        output.print_line(_clock_text(node, ahead))
     for step in sent.values():
         _print_end(step, journey)
     if journey.more_in_conversation:
         output.print_hint(
             f"The conversation has more messages: gatepost trace --conversation {journey.corr_id}"
         )
+
+
+def _clock_text(node: str, ahead: int) -> str:
+    direction = "ahead" if ahead > 0 else "behind"
+    amount = format_duration(abs(ahead) / 1000)
+    return f"the clock of {node} is {amount} {direction}; its times are corrected"
 
 
 def _sent_messages(steps: list[JourneyStep]) -> dict[str, JourneyStep]:
@@ -138,6 +147,11 @@ def _print_end(sent: JourneyStep, journey: Journey) -> None:
     elif any(step.what == "turn_failed" for step in about):
         output.print_line(f"see `gatepost dlq show {sent.to_agent} {sent.event_id}`")
     elif any(step.what == "given_up" for step in about):
+        late = next((step for step in about if step.what == "heard_processed"), None)
+        if late is not None:
+            text = f"given up first; the end is what {late.peer} reported later: {late.detail}"
+            output.print_line(text, "yellow")
+            return
         for late in (step for step in about if step.what == "verdict"):
             text = f"given up here, but {late.peer} reported later: {late.detail}"
             output.print_line(text, "yellow")
@@ -151,7 +165,7 @@ def _time_text(step: JourneyStep) -> str:
 def _elapsed_text(start: int, step: JourneyStep) -> str:
     if step.at <= start:
         return ""
-    return f"+{output.format_duration((step.at - start) / 1000)}"
+    return f"+{format_duration((step.at - start) / 1000)}"
 
 
 def _step_text(step: JourneyStep, replies: set[str]) -> str:

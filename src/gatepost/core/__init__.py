@@ -1,0 +1,1 @@
+"""One gateway without its network, and what its services share."""

@@ -1,0 +1,112 @@
+"""Answering again: receipts for an event that came before, or that its sender asks about."""
+
+from typing import Any
+
+from gatepost.delivery.decisions import NOTHING, Decisions
+from gatepost.delivery.forward import forward_outcome
+from gatepost.delivery.inbox.inbox_states import InboxState
+from gatepost.delivery.inbox.inbox_table import InboxRow, find_row
+from gatepost.delivery.outbox_writer import KEPT, RESTORED, OutboxWriter, draft_acceptance
+from gatepost.events import Envelope, Receipt, Signal, parse_event_id
+from gatepost.events.reserved_names import GATEWAY
+from gatepost.journal.transaction import Tx
+from gatepost.mailbox import MailState
+
+_SELECT_MAIL = """
+SELECT m.state, d.reason FROM mail m JOIN mailbox b ON b.id = m.mailbox
+LEFT JOIN dead_letter d ON d.id = m.id WHERE b.name = ? AND m.msg_id = ?
+"""
+# A reply that is still under way ends the delivery of the message it answers.
+_SELECT_OPEN_REPLY = """
+SELECT 1 FROM outbox o JOIN delivery d ON d.event_id = o.event_id
+WHERE o.ref_id = ? AND o.kind = 'reply' AND d.processed_at IS NULL LIMIT 1
+"""
+_OUTCOMES = {
+    MailState.ACKED: "ok",
+    MailState.DEAD_LETTER: "dead_letter",
+    MailState.EXPIRED: "expired",
+}
+
+
+def repeat_receipts(
+    writer: OutboxWriter, tx: Tx, source: str, envelope: Envelope, state: InboxState
+) -> Decisions:
+    """Send the receipts of an event that comes again."""
+    mailbox, id = envelope.to_agent_id or "", envelope.event_id
+    corr_id = envelope.corr_id or id
+    if state is InboxState.RESTORED:
+        refused = Receipt(status="refused", reason=RESTORED)
+        return _append_receipt(writer, tx, source, mailbox, id, corr_id, refused)
+    if state in (InboxState.OFFERED, InboxState.ACCEPTED):
+        receipt = draft_acceptance(envelope.offer)
+        accepted = _append_receipt(writer, tx, source, mailbox, id, corr_id, receipt)
+        if state is InboxState.OFFERED:
+            return accepted
+        return (*accepted, *report_outcome(writer, tx, source, mailbox, id, corr_id))
+    return NOTHING
+
+
+def answer_status_request(
+    writer: OutboxWriter, tx: Tx, source: str, ref: str, corr_id: str, row: InboxRow | None
+) -> Decisions:
+    """Tell the sender what became of an event; nothing while it is not decided."""
+    if row is None:
+        unknown = Receipt(status="refused", reason="unknown: it is not in this journal")
+        return _append_receipt(writer, tx, source, GATEWAY, ref, ref, unknown)
+    if row.state is InboxState.ACCEPTED:
+        return report_outcome(writer, tx, source, row.mailbox, ref, corr_id)
+    if row.state in (InboxState.HELD, InboxState.OFFERED):
+        return NOTHING
+    reasons = {InboxState.REFUSED: row.reason, InboxState.RESTORED: RESTORED}
+    refused = Receipt(status="refused", reason=reasons.get(row.state) or "withdrawn")
+    return _append_receipt(writer, tx, source, row.mailbox, ref, ref, refused)
+
+
+def report_outcome(
+    writer: OutboxWriter, tx: Tx, source: str, mailbox: str, event_id: str, corr_id: str
+) -> Decisions:
+    """The `processed` receipt, if the turn has ended, here or where it was forwarded to."""
+    outcome, reason = _find_outcome(tx, source, mailbox, event_id)
+    if outcome is None:
+        return NOTHING
+    replied = tx.fetch_one(_SELECT_OPEN_REPLY, (parse_event_id(event_id),)) is not None
+    processed = Receipt(status="processed", outcome=outcome, reason=reason or None, replied=replied)
+    return _append_receipt(writer, tx, source, mailbox, event_id, corr_id, processed)
+
+
+def report_hold(writer: OutboxWriter, tx: Tx, source: str, event_id: str, why: str) -> Decisions:
+    """Tell the sender that its event is here, and why it cannot be accepted yet."""
+    signal = Signal(signal="held", reason=why)
+    return writer.append_signal(tx, source, event_id, signal)
+
+
+def report_refusal(
+    writer: OutboxWriter,
+    tx: Tx,
+    source: str,
+    mailbox: str,
+    event_id: str,
+    corr_id: str,
+    reason: str,
+) -> Decisions:
+    refused = Receipt(status="refused", reason=reason)
+    return _append_receipt(writer, tx, source, mailbox, event_id, corr_id, refused)
+
+
+def _find_outcome(tx: Tx, source: str, mailbox: str, event_id: str) -> tuple[Any, str | None]:
+    id = parse_event_id(event_id)
+    forwarded = forward_outcome(tx, source, id)
+    if forwarded is not None:
+        return forwarded
+    row = tx.fetch_one(_SELECT_MAIL, (mailbox, event_id))
+    if row is not None:
+        return _OUTCOMES.get(row[0]), row[1]
+    taken = find_row(tx, source, id)
+    is_kept = taken is not None and taken.reason == KEPT.outcome
+    return (KEPT.outcome if is_kept else None), None
+
+
+def _append_receipt(
+    writer: OutboxWriter, tx: Tx, source: str, by: str, ref: str, corr_id: str, receipt: Receipt
+) -> Decisions:
+    return writer.append_receipt(tx, by or GATEWAY, source, ref, corr_id, receipt)

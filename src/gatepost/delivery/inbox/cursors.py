@@ -1,0 +1,179 @@
+"""Cursors: how far this gateway has read other outboxes, and how it notices what was left out."""
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.delivery.frames import Position
+from gatepost.errors import LinkError
+from gatepost.events import Envelope
+from gatepost.journal.transaction import Tx
+
+# The next event may follow any other.
+ANYTHING = -1
+# Each restore of a journal makes one.
+_MAX_INCARNATIONS = 1000
+
+_SELECT_CURSOR = """
+SELECT first_seq, seq, last_to, last_all FROM cursor WHERE source = ? AND incarnation = ?
+"""
+_SAVE_CURSOR = """
+INSERT OR REPLACE INTO cursor (source, incarnation, first_seq, seq, last_to, last_all, at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+_SELECT_KNOWN_BEFORE = """
+SELECT max(CASE WHEN last_to < 0 THEN seq ELSE last_to END) FROM cursor
+WHERE source = ? AND first_seq < ?
+"""
+# Until an incarnation has been read, report the position in the previous one.
+_SELECT_POSITIONS = """
+SELECT source, incarnation, seq FROM cursor
+WHERE source IN (SELECT value FROM json_each(?)) AND (seq >= first_seq OR last_to < 0)
+ORDER BY source, first_seq
+"""
+# In this incarnation; and in those before it, if the gap may include the end of one of them.
+_GO_BACK = """
+UPDATE cursor SET seq = min(seq, max(?, first_seq - 1))
+WHERE source = ? AND (incarnation = ? OR (first_seq < ? AND last_to >= 0))
+"""
+_SELECT_LAST_INCARNATION = """
+SELECT incarnation FROM cursor WHERE source = ? ORDER BY first_seq DESC LIMIT 1
+"""
+
+
+# The positions in an outbox that was read, and in one that is kept for others.
+_SELECT_LAST_KNOWN = """
+SELECT coalesce(max(seq), 0) FROM (
+    SELECT seq FROM cursor WHERE source = ?1 UNION ALL SELECT seq FROM relayed WHERE source = ?1
+)
+"""
+
+
+class OutboxCursor(Struct):
+    """How far one incarnation of one outbox is read.
+
+    `last_to` is the last event there for this node, `last_all` the last for everybody; the next
+    event of each names it as its predecessor. A reader that starts anew, in another incarnation or
+    behind events it was told to skip, was told of the events for it up to `known`: if the next
+    event follows a later one, that one was left out. A reader that begins with an outbox has not
+    missed what was said to everybody before.
+    """
+
+    source: str
+    incarnation: str
+    first_seq: int
+    seq: int
+    last_to: int = 0
+    last_all: int = ANYTHING
+    known: int = 0
+
+    @classmethod
+    def load(cls, tx: Tx, source: str, incarnation: str, first_seq: int) -> "OutboxCursor":
+        row = tx.fetch_one(_SELECT_CURSOR, (source, incarnation))
+        if row is None:
+            _check_incarnation_count(tx, source)
+        cursor = cls(source, incarnation, *(row or (first_seq, first_seq - 1)))
+        if cursor.last_to == ANYTHING:
+            cursor.known = cursor.seq
+        elif not cursor.last_to and first_seq > 1:
+            ((known,),) = tx.fetch_all(_SELECT_KNOWN_BEFORE, (source, first_seq))
+            cursor.known = min(known or 0, first_seq - 1)
+        return cursor
+
+    def has_read(self, envelope: Envelope) -> bool:
+        last = self._last_like(envelope)
+        return envelope.seq <= (self.seq if last == ANYTHING else last)
+
+    def follows(self, envelope: Envelope) -> bool:
+        """Whether an event is the next one for this node, or for everybody."""
+        previous = envelope.prev_seq_to
+        if envelope.to_node_id is None:
+            return self.last_all in (ANYTHING, previous)
+        return previous == self.last_to if self.last_to > 0 else previous <= self.known
+
+    def gap_before(self, envelope: Envelope) -> int:
+        """The last seq that was read before the gap in front of this event."""
+        last = self._last_like(envelope)
+        return last if last > 0 else self.known
+
+    def read_event(self, envelope: Envelope) -> None:
+        if envelope.to_node_id is None:
+            self.last_all = envelope.seq
+        else:
+            self.last_to = envelope.seq
+
+    def read_through(self, upto: int) -> None:
+        """Everything up to here has come. As long as nothing did, `seq` says what was skipped."""
+        if self.last_to != ANYTHING:
+            self.seq = max(self.seq, upto)
+
+    def skip_through(self, upto: int) -> None:
+        """Everything up to here is gone; the next event starts anew."""
+        self.seq, self.last_to, self.last_all = upto, ANYTHING, ANYTHING
+
+    def save(self, tx: Tx) -> None:
+        row = (self.source, self.incarnation, self.first_seq, self.seq, self.last_to, self.last_all)
+        tx.execute(_SAVE_CURSOR, (*row, tx.now))
+
+    def _last_like(self, envelope: Envelope) -> int:
+        return self.last_all if envelope.to_node_id is None else self.last_to
+
+
+def _check_incarnation_count(tx: Tx, source: str) -> None:
+    """LinkError if an outbox begins anew more often than any honest one."""
+    ((count,),) = tx.fetch_all("SELECT count(*) FROM cursor WHERE source = ?", (source,))
+    if count >= _MAX_INCARNATIONS:
+        raise LinkError(f"the outbox of {source} has had {count} incarnations already")
+
+
+class OutboxGaps:
+    """Events that were left out: the cursor goes back in the next group and reads them again.
+
+    The batch with the gap is refused as a whole, so the note has to outlive its transaction.
+    """
+
+    def __init__(self) -> None:
+        # (source, incarnation) -> (last seq before the gap, first seq of a previous incarnation,
+        # whether the gap is in what is said to everybody).
+        self._gaps: dict[tuple[str, str], tuple[int, int, bool]] = {}
+
+    def check_follows(self, cursor: OutboxCursor, envelope: Envelope) -> None:
+        """LinkError if events between the cursor and this one were left out."""
+        if cursor.follows(envelope):
+            return
+        last = cursor.gap_before(envelope)
+        before = cursor.first_seq if last < cursor.first_seq else 0
+        is_for_all = envelope.to_node_id is None
+        self._gaps[cursor.source, cursor.incarnation] = (last, before, is_for_all)
+        raise LinkError(
+            f"events {last + 1} to {envelope.seq - 1} of {cursor.source} were left out:"
+            f" the next should follow {last}, this follows {envelope.prev_seq_to}"
+        )
+
+    def rewind_cursors(self, tx: Tx) -> None:
+        while self._gaps:
+            outbox, (last, before, is_for_all) = self._gaps.popitem()
+            if not _has_gone_on(tx, outbox, last, is_for_all):
+                tx.execute(_GO_BACK, (last, *outbox, before))
+
+
+def _has_gone_on(tx: Tx, outbox: tuple[str, str], last: int, is_for_all: bool) -> bool:
+    """Whether the events behind `last` have come another way, each behind its predecessor."""
+    row = tx.fetch_one(_SELECT_CURSOR, outbox)
+    return row is not None and bool(row[3 if is_for_all else 2] > last)
+
+
+def read_positions(tx: Tx, sources: list[str]) -> list[Position]:
+    """How far these outboxes are read, as (source, incarnation, seq)."""
+    rows = tx.fetch_all(_SELECT_POSITIONS, (msgspec.json.encode(sources).decode(),))
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+def last_known_seq(tx: Tx, source: str) -> int:
+    """The highest sequence number of an outbox that this gateway has heard of."""
+    ((seq,),) = tx.fetch_all(_SELECT_LAST_KNOWN, (source,))
+    return int(seq)
+
+
+def last_incarnation(tx: Tx, source: str) -> str:
+    row = tx.fetch_one(_SELECT_LAST_INCARNATION, (source,))
+    return row[0] if row else ""

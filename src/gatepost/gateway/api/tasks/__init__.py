@@ -1,1 +1,0 @@
-"""Operations on tasks, and tasks as clients see them."""

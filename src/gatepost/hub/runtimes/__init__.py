@@ -1,1 +1,0 @@
-"""Runtimes: where the sessions of tasks run. All of them have the interface in runtime.py."""

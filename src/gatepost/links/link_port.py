@@ -1,0 +1,67 @@
+"""How a link and its parts reach the world, and how the link reaches its parts."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from gatepost.delivery.frames import AnyFrame, HelloFrame, LinkFrame
+from gatepost.errors import GatepostError
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
+
+# Runs an operation in a transaction, then calls back with its value or its error.
+JournalCommit = Callable[
+    [Callable[[Tx], Any], Callable[[Any, GatepostError | None], None]],
+    None,
+]
+
+
+class LinkPort(Protocol):
+    """The connection, the journal and the clock of one link."""
+
+    def send(self, frame: LinkFrame) -> None: ...
+
+    def commit(
+        self, operation: Callable[[Tx], Any], done: Callable[[Any], None], weight: int = 1
+    ) -> None:
+        """Run `operation` in a transaction and call `done` with its value; an error ends the link.
+
+        Nothing is called back once the link has ended. `weight` is how many usual operations take
+        as long: the more a transaction has to do, the less shares its commit group.
+        """
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the peer has to take frames before its requests are answered with more.
+
+        `resume_requests` of the parts is called when it has.
+        """
+
+    def now(self) -> int: ...
+
+    def uptime(self) -> int:
+        """Milliseconds on a clock that is never set; only differences mean anything."""
+
+    def end(self, error: GatepostError) -> None: ...
+
+
+class LinkPart(Protocol):
+    """One protocol that runs over a link beside the two outboxes: relaying, blobs, tracing."""
+
+    def handle_hello(self, hello: HelloFrame) -> None:
+        """The peer has introduced itself; from now on frames may be sent."""
+
+    def receive_frame(self, frame: AnyFrame) -> bool:
+        """Handle the frame if it belongs to this part, and say whether it did.
+
+        Raises LinkError if the peer may not send it.
+        """
+
+    def publish_group(self, group: OutboxGroup) -> None:
+        """Our outbox grew by this commit group."""
+
+    def close(self) -> None:
+        """The link has ended."""
+
+
+def ignore_result(value: object) -> None:
+    """For operations whose result nobody needs."""

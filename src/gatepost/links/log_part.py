@@ -1,0 +1,104 @@
+"""How a gateway reads the log of a task that it requested, from the gateway that executes it.
+
+Only over their own link: a relay would read what it passes on. The executor's gateway answers the
+node that requested the task, and no other. It sends one bounded piece for each request, and counts
+the requests of each asker, over all links.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from gatepost.access.rate_limit import SourceRateLimiter
+from gatepost.clock import Clock
+from gatepost.delivery.frames import AnyFrame, HelloFrame, LogAnswer, LogRequest
+from gatepost.errors import RateLimited
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.links.link_port import LinkPort
+
+# Pieces that one asker may have, a second and at once: with 64 KiB each, 512 KiB a second.
+_PIECES_PER_SEC = 8.0
+_PIECES_AT_ONCE = 32
+# Requests of one asker that are being answered.
+_UNANSWERED = 4
+
+LogAnswered = Callable[[LogAnswer], None]
+# Reads a piece for the gateway that asks, and calls back in the same thread.
+ReadLog = Callable[[str, LogRequest, LogAnswered], None]
+
+
+class TaskLogs:
+    """The logs of this gateway's sessions, for all its links. `read_log` is set by the hub."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.read_log: ReadLog | None = None
+        self._limits = SourceRateLimiter(_PIECES_PER_SEC, _PIECES_AT_ONCE, clock)
+        self._answering: dict[str, int] = {}
+
+    def answer_request(self, asker: str, request: LogRequest, answered: LogAnswered) -> None:
+        if self.read_log is None:
+            answered(LogAnswer(request.id, problem="it has no logs"))
+        elif not self._may_ask(asker):
+            answered(LogAnswer(request.id, is_busy=True))
+        else:
+            self._answering[asker] = self._answering.get(asker, 0) + 1
+            self.read_log(asker, request, partial(self._finish, asker, answered))
+
+    def _may_ask(self, asker: str) -> bool:
+        if self._answering.get(asker, 0) >= _UNANSWERED:
+            return False
+        try:
+            self._limits.take_token(asker)
+        except RateLimited:
+            return False
+        return True
+
+    def _finish(self, asker: str, answered: LogAnswered, answer: LogAnswer) -> None:
+        self._answering[asker] -= 1
+        if not self._answering[asker]:
+            del self._answering[asker]
+        answered(answer)
+
+
+class LogPart:
+    """Asks a peer for pieces of logs and answers its requests. The caller sets the deadline."""
+
+    def __init__(self, port: LinkPort, peer: str, logs: TaskLogs) -> None:
+        self._port = port
+        self._peer = peer
+        self._logs = logs
+        self._requests: dict[int, LogAnswered] = {}
+        self._numbers = 0
+
+    def request_log(self, task_id: str, offset: int, answered: LogAnswered) -> int:
+        """Ask the peer; returns the number for `forget_request`."""
+        self._numbers += 1
+        self._requests[self._numbers] = answered
+        self._port.send(LogRequest(self._numbers, task_id, offset))
+        return self._numbers
+
+    def forget_request(self, number: int) -> None:
+        self._requests.pop(number, None)
+
+    def handle_hello(self, hello: HelloFrame) -> None:
+        """Requests start when a caller asks."""
+
+    def receive_frame(self, frame: AnyFrame) -> bool:
+        match frame:
+            case LogRequest():
+                if self._port.is_congested:
+                    self._port.send(LogAnswer(frame.id, is_busy=True))
+                else:
+                    self._logs.answer_request(self._peer, frame, self._port.send)
+            case LogAnswer():
+                answered = self._requests.pop(frame.id, None)
+                if answered is not None:
+                    answered(frame)
+            case _:
+                return False
+        return True
+
+    def publish_group(self, group: OutboxGroup) -> None:
+        """Logs are asked for, never streamed."""
+
+    def close(self) -> None:
+        self._requests.clear()

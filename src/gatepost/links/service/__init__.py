@@ -1,0 +1,1 @@
+"""Dialling, joining and admitting peers, and the links over their connections."""

@@ -1,0 +1,335 @@
+"""How gateways ask each other for the steps of an event: over their link, or through a relay.
+
+A request through a relay is signed by the asker and its answer by the target, so that a relay can
+neither ask for others nor make up an answer. The relay checks both before it passes them on: nobody
+can make two others end their link.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gatepost.access.rate_limit import SourceRateLimiter
+from gatepost.clock import Clock
+from gatepost.delivery.coordinator import DeliveryCoordinator
+from gatepost.delivery.frames import (
+    TRACE_STEPS,
+    AnyFrame,
+    HelloFrame,
+    Position,
+    TraceAnswer,
+    TraceRequest,
+    TraceStep,
+)
+from gatepost.delivery.local_node import LocalNode
+from gatepost.errors import GatepostError, LinkError, RateLimited
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
+from gatepost.links.event_proof import (
+    ArchivedEvidence,
+    limit_evidence,
+    merge_groups,
+    read_evidence,
+    read_seen_heads,
+)
+from gatepost.links.event_trace import EventTrace
+from gatepost.links.link_port import LinkPort
+from gatepost.links.proof import (
+    check_trace_answer,
+    check_trace_request,
+    sign_trace_answer,
+    sign_trace_request,
+)
+from gatepost.proof.proof_file import ProvenGroup
+
+# Requests of one link that are being answered or passed on; the rest get no answer.
+_UNANSWERED = 4
+# Events that one gateway may ask for, a second and at once. Each costs some reads of the journal.
+_EVENTS_PER_SEC = 32.0
+_EVENTS_AT_ONCE = 512
+# A proof costs as much as the steps of this many events, and the search of an archive once more.
+_PROOF_EVENTS = 16
+# A relay forgets a request that its target has not answered for this long.
+_FORWARD_MS = 10_000
+
+TraceAnswered = Callable[[TraceAnswer], None]
+
+
+class ForwardedTrace(Struct, frozen=True):
+    """A request that a relay passed on: `asker` waits for it until `deadline`.
+
+    `number` is that of the request on the link with `target`.
+    """
+
+    asker: "TracePart"
+    request: TraceRequest
+    target: "TracePart"
+    number: int
+    deadline: int
+
+
+class TraceForwarder:
+    """A relay passes requests on to a target that it has a link with, and answers back.
+
+    All links of a gateway share one forwarder, which also counts the requests of each asker.
+    """
+
+    def __init__(
+        self,
+        coordinator: DeliveryCoordinator,
+        clock: Clock,
+        archive: ArchivedEvidence | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self.archive = archive
+        self._limits = SourceRateLimiter(_EVENTS_PER_SEC, _EVENTS_AT_ONCE, clock)
+        self._parts: list[TracePart] = []
+        self._waiting: list[ForwardedTrace] = []
+
+    def add_part(self, part: "TracePart") -> None:
+        self._parts.append(part)
+
+    def remove_part(self, part: "TracePart") -> None:
+        if part in self._parts:
+            self._parts.remove(part)
+        self._forget_requests([each for each in self._waiting if each.asker is part])
+
+    def find_key(self, node: str) -> bytes | None:
+        found = self._coordinator.routes.directory.gateways.get(node)
+        return None if found is None else found.key
+
+    def may_ask(self, asker: str, count: int) -> bool:
+        """Count the events that a gateway asks for. False if these are too many."""
+        try:
+            self._limits.take_token(asker, max(1, count))
+        except RateLimited:
+            return False
+        return True
+
+    def forward_request(self, part: "TracePart", frame: TraceRequest) -> str:
+        """Pass a request on; returns the problem if that cannot be done.
+
+        Raises LinkError unless the peer signed it itself.
+        """
+        target = next((each for each in self._parts if each.peer == frame.target), None)
+        if target is None or target.is_closed:
+            return f"the relay has no link with {frame.target}"
+        self._expire_requests(part.now())
+        if part.is_busy or sum(each.asker is part for each in self._waiting) >= _UNANSWERED:
+            return "too many requests at once"
+        request, key = replace(frame, asker=part.peer), self.find_key(part.peer)
+        if key is None:
+            return f"the relay does not know {part.peer}"
+        check_trace_request(request, target.peer, key)
+        number = target.send_forwarded(request, self._pass_answer)
+        deadline = part.now() + _FORWARD_MS
+        self._waiting.append(ForwardedTrace(part, request, target, number, deadline))
+        return ""
+
+    def _pass_answer(self, target: "TracePart", answer: TraceAnswer) -> None:
+        found = [e for e in self._waiting if e.target is target and e.number == answer.id]
+        for each in found:
+            self._waiting.remove(each)
+            self.check_answer(each.request, answer)
+            each.asker.send_answer(replace(answer, id=each.request.id))
+
+    def check_answer(self, request: TraceRequest, answer: TraceAnswer) -> None:
+        """Raise LinkError unless the target signed the steps; without steps there is no proof."""
+        key = self.find_key(request.target or "")
+        if key is None:
+            raise LinkError(f"{request.target} is not in this room")
+        if not answer.problem:
+            check_trace_answer(request, answer, key)
+        elif answer.steps:
+            raise LinkError(f"steps of {request.target} came without proof")
+
+    def _expire_requests(self, now: int) -> None:
+        # The clock may have gone back: no request waits longer than from now on.
+        self._forget_requests(
+            [each for each in self._waiting if not now < each.deadline <= now + _FORWARD_MS]
+        )
+
+    def _forget_requests(self, ended: list[ForwardedTrace]) -> None:
+        for each in ended:
+            each.target.forget_request(each.number)
+            self._waiting.remove(each)
+
+
+class TracePart:
+    """Asks a peer for steps and answers its requests. The caller sets its own deadline."""
+
+    def __init__(
+        self,
+        port: LinkPort,
+        node: LocalNode,
+        peer: str,
+        forwarder: TraceForwarder,
+        *,
+        forwards: bool,
+    ) -> None:
+        self._port = port
+        self._node = node
+        self.peer = peer
+        self._forwarder = forwarder
+        self._forwards = forwards
+        self.now = port.now
+        self.is_closed = False
+        self._requests: dict[int, Callable[[TraceAnswer], None]] = {}
+        self._numbers = 0
+        self._answering = 0
+
+    def request_trace(
+        self,
+        event_ids: Sequence[str],
+        answered: TraceAnswered,
+        target: str | None = None,
+        proof_of: Sequence[Position] | None = None,
+    ) -> int:
+        """Ask the peer, or through it a `target`; returns the number for `forget_request`.
+
+        With `proof_of`, ask for the evidence of the first event too, and who saw these heads.
+        """
+        self._numbers += 1
+        request = TraceRequest(self._numbers, list(event_ids))
+        if proof_of is not None:
+            request = replace(request, proof=True, heads=list(proof_of))
+        if target is None:
+            self._requests[request.id] = answered
+        else:
+            key, own = self._node.key, self._node.id
+            signature = sign_trace_request(key, own, target, request.event_ids)
+            request = replace(request, target=target, asker=own, signature=signature)
+            self._requests[request.id] = lambda answer: self._use_relayed(request, answer, answered)
+        self._port.send(request)
+        return request.id
+
+    def send_forwarded(
+        self, request: TraceRequest, answered: "Callable[[TracePart, TraceAnswer], None]"
+    ) -> int:
+        """Pass on the request of another peer; returns its number on this link."""
+        self._numbers += 1
+        self._requests[self._numbers] = lambda answer: answered(self, answer)
+        self._port.send(replace(request, id=self._numbers))
+        return self._numbers
+
+    def forget_request(self, number: int) -> None:
+        self._requests.pop(number, None)
+
+    def handle_hello(self, hello: HelloFrame) -> None:
+        """Requests start when somebody asks."""
+        self._forwarder.add_part(self)
+
+    def receive_frame(self, frame: AnyFrame) -> bool:
+        match frame:
+            case TraceRequest():
+                self._receive_request(frame)
+            case TraceAnswer():
+                answered = self._requests.pop(frame.id, None)
+                if answered is not None:
+                    answered(frame)
+            case _:
+                return False
+        return True
+
+    def publish_group(self, group: OutboxGroup) -> None:
+        """A trace is asked for, never streamed."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the peer has to take the answers it has before it gets more."""
+        return self._port.is_congested
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._requests.clear()
+        self._forwarder.remove_part(self)
+
+    def send_answer(self, answer: TraceAnswer) -> None:
+        self._port.send(answer)
+
+    def _receive_request(self, frame: TraceRequest) -> None:
+        if frame.target not in (None, self._node.id):
+            problem = "it is no relay"
+            if self._forwards:
+                problem = self._forwarder.forward_request(self, frame)
+            if problem:
+                self._refuse_request(frame, problem)
+            return
+        asker = self.peer if frame.target is None else self._check_asker(frame)
+        if asker is None:
+            self._refuse_request(frame, f"{self._node.id} does not know {frame.asker}")
+        # A peer with too many requests gets no answer to the rest.
+        elif (
+            self._answering < _UNANSWERED
+            and not self.is_busy
+            and self._forwarder.may_ask(asker, _request_cost(frame))
+        ):
+            self._answering += 1
+            self._port.commit(
+                lambda tx: self._make_answer(tx, frame, asker),
+                lambda made: self._finish_answer(frame, asker, *made),
+            )
+
+    def _refuse_request(self, frame: TraceRequest, problem: str) -> None:
+        self._port.send(TraceAnswer(frame.id, self.now(), [], problem=problem[:300]))
+
+    def _check_asker(self, frame: TraceRequest) -> str | None:
+        """The member that asks through a relay, if we know it; LinkError if it does not."""
+        key = self._forwarder.find_key(frame.asker or "")
+        if key is None or frame.asker is None:
+            return None
+        check_trace_request(frame, self._node.id, key)
+        return frame.asker
+
+    def _make_answer(self, tx: Tx, frame: TraceRequest, asker: str) -> tuple[TraceAnswer, bool]:
+        """The answer, and whether the archive has more evidence."""
+        steps: list[TraceStep] = []
+        for event_id in frame.event_ids:
+            # Of a malformed event id nothing is known.
+            try:
+                steps += EventTrace(tx, self._node.id, asker).trace_events([event_id])
+            except GatepostError:
+                continue
+        answer = TraceAnswer(frame.id, tx.now, steps[:TRACE_STEPS])
+        if frame.target is not None:
+            signature = sign_trace_answer(self._node.key, frame, self._node.id, answer)
+            answer = replace(answer, signature=signature)
+        if not frame.proof:
+            return answer, False
+        seen = read_seen_heads(tx, self._node, frame.heads)
+        try:
+            own = read_evidence(tx, self._node.id, frame.event_ids[0], asker)
+        except GatepostError:
+            return replace(answer, seen=seen), False
+        return replace(answer, groups=own.groups, seen=seen), not own.is_whole
+
+    def _finish_answer(
+        self, frame: TraceRequest, asker: str, answer: TraceAnswer, is_pruned: bool
+    ) -> None:
+        archive = self._forwarder.archive
+        if not is_pruned or archive is None or not self._forwarder.may_ask(asker, _PROOF_EVENTS):
+            self._send_made(answer)
+            return
+
+        def add_archived(groups: list[ProvenGroup]) -> None:
+            self._send_made(
+                replace(answer, groups=limit_evidence(merge_groups(groups, answer.groups)))
+            )
+
+        archive.read_evidence(frame.event_ids[0], asker, add_archived)
+
+    def _send_made(self, answer: TraceAnswer) -> None:
+        self._answering -= 1
+        if not self.is_closed:
+            self._port.send(answer)
+
+    def _use_relayed(
+        self, request: TraceRequest, answer: TraceAnswer, answered: TraceAnswered
+    ) -> None:
+        self._forwarder.check_answer(request, answer)
+        answered(answer)
+
+
+def _request_cost(frame: TraceRequest) -> int:
+    return len(frame.event_ids) + (_PROOF_EVENTS + len(frame.heads) if frame.proof else 0)

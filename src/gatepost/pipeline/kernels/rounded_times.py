@@ -1,0 +1,15 @@
+"""Rounds times up to three digits: exact enough to read, and few to count."""
+
+import numpy as np
+
+from gatepost.pipeline.kernels.columns import Numbers
+
+# From a second to 300 years in milliseconds.
+_POWERS = 10 ** np.arange(3, 14)
+
+
+def round_up_times(ms: Numbers) -> Numbers:
+    """Negative times count as 0, and times longer than the longest as that one."""
+    known = np.clip(ms, 0, _POWERS[-1])
+    unit = 10 ** np.searchsorted(_POWERS, known, side="right")
+    return -(-known // unit) * unit

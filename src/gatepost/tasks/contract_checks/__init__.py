@@ -1,0 +1,1 @@
+"""Contents checked against contracts, in processes that can be killed."""

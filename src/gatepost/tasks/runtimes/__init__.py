@@ -1,0 +1,1 @@
+"""Runtimes: where the sessions of tasks run. Their interface is in session_runtime.py."""

@@ -1,0 +1,1 @@
+"""What travels between programs and their gateway: operations, answers, bodies over HTTP."""

@@ -1,8 +1,0 @@
-import pytest
-
-from tests.hub.harness import HubHarness
-
-
-@pytest.fixture
-def hub() -> HubHarness:
-    return HubHarness()

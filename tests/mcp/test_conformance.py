@@ -1,0 +1,37 @@
+"""The conformance suite of MCP, through the gateway's own endpoint.
+
+Most of its scenarios ask for tools and resources that only a server made for the suite has. These
+are the others.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gatepost.testing import GatewayProcess
+from tests.mcp.bearer_proxy import BearerProxy
+from tests.mcp.fetched_clients import fetch_client, fetch_node
+
+_SCENARIOS = (
+    "server-initialize",
+    "ping",
+    "tools-list",
+    "resources-list",
+    "prompts-list",
+    "server-sse-multiple-streams",
+    "dns-rebinding-protection",
+)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_every_scenario_that_needs_no_fixture_passes(tmp_path: Path) -> None:
+    suite, node = fetch_client("conformance"), fetch_node()
+    with GatewayProcess(tmp_path / "state") as gateway, BearerProxy(gateway, "tester") as proxy:
+        for scenario in _SCENARIOS:
+            command = [str(node), str(suite), "server", "--url", proxy.url, "--scenario", scenario]
+            ran = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            )
+            assert ran.returncode == 0, f"{scenario}: {ran.stdout[-2000:]}"
