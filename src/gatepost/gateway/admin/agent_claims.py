@@ -36,8 +36,9 @@ class AgentClaims:
         return self._replica.current_room.effective
 
     async def list_agents(self) -> list[RoomAgentView]:
+        views = [_agent_view(owned) for _, owned in sorted(self._room_view.agents.items())]
         await self._replica.wait_until_routed()
-        return [_agent_view(owned) for _, owned in sorted(self._room_view.agents.items())]
+        return views
 
     async def claim_agent(self, agent: str, wanted: ClaimRequest) -> RoomAgentView:
         """Move an agent of the room to this gateway, or to another one."""

@@ -135,12 +135,14 @@ class RoomApi:
             RevokedView(node, fingerprint_key(key))
             for node, key in room.effective.membership.revoked
         ]
-        return NodeList(
+        nodes = NodeList(
             [self._node_view(m, peers.get(m.id)) for m in members],
             revoked,
             dict(self._dialer.problems),
             self._peers.mesh_problems(),
         )
+        await self._replica.wait_until_routed()
+        return nodes
 
     async def revoke_node(self, node: str, wanted: RevokeRequest) -> RevocationView:
         known = await self._core.read(lambda tx: self._replica.directory.by_id(tx, node))
@@ -219,7 +221,6 @@ class RoomApi:
 
     async def show_room(self, seen: int, wait_secs: float) -> RoomView:
         await self._replica.changes.wait_for_change(seen, wait_secs)
-        await self._replica.wait_until_routed()
         room = self._replica.current_room
         records = [
             RecordView(

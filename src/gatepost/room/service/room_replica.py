@@ -319,7 +319,11 @@ class RoomReplica:
         self.changes.note_change()
 
     async def wait_until_routed(self) -> None:
-        """Whoever is shown an agent can send to it: routing knows what the replica holds now."""
+        """Return once routing knows what the replica holds now.
+
+        A view of the room is taken first and shown after this wait, so that a reader can send to
+        every agent that it shows.
+        """
         await self.routed_changes.wait_until_reached(self.changes.count, _ROUTING_SECS)
 
 
