@@ -82,7 +82,7 @@ def read_authorities(file: Path, setting: str) -> str:
 
 def local_context(certificate_file: str) -> ssl.SSLContext:
     """A context for the gateway on this machine, known by its certificate file alone."""
-    return pinned_context(public_key_pin(_read_certificate(Path(certificate_file))))
+    return pinned_context(public_key_pin(read_certificate(Path(certificate_file))))
 
 
 def own_certificate_pin(certificate_file: Path) -> str | None:
@@ -90,7 +90,7 @@ def own_certificate_pin(certificate_file: Path) -> str | None:
 
     Certificates of an authority are verified by name, and usually change their key.
     """
-    certificate = _read_certificate(certificate_file)
+    certificate = read_certificate(certificate_file)
     return public_key_pin(certificate) if certificate.issuer == certificate.subject else None
 
 
@@ -160,7 +160,7 @@ def _general_name(host: str) -> "GeneralName":
         return x509.DNSName(host)
 
 
-def _read_certificate(file: Path) -> "Certificate":
+def read_certificate(file: Path) -> "Certificate":
     """The first certificate of a PEM file: the one the gateway itself has."""
     from cryptography.x509 import load_pem_x509_certificate
 

@@ -8,7 +8,14 @@ from gatepost.events import json_payload
 from gatepost.gateway.admin import agent_blobs, agent_session_calls
 from gatepost.gateway.api import frame_channel
 from gatepost.gateway.monitoring import logs
-from gatepost.links import log_part, outbox_feed, outbox_replica, relay_host, trace_part
+from gatepost.links import (
+    log_part,
+    outbox_feed,
+    outbox_replica,
+    reach_part,
+    relay_host,
+    trace_part,
+)
 from gatepost.links.connections import peer_connections
 from gatepost.listening import bounded_http, frame_limits, open_files
 from gatepost.listening.connection_pool import MAX_PER_HOLDER
@@ -135,6 +142,10 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "node, logs of its tasks": (
         f"{log_part._PIECES_AT_ONCE} pieces, then {log_part._PIECES_PER_SEC:g} a second",
         {4: "four at once"}[log_part._UNANSWERED],
+    ),
+    "node, questions whether it is reached": (
+        f"{reach_part._REQUESTS_AT_ONCE} at once",
+        f"then one in {1 / reach_part._REQUESTS_PER_SEC:g} s",
     ),
     "node, traces and proofs": (
         f"{trace_part._EVENTS_AT_ONCE} at once, then {trace_part._EVENTS_PER_SEC:g} a second",

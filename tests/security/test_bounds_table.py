@@ -135,6 +135,9 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "node, confirmed offers named to it early": (
         "tests/links/test_outbox_feed.py::test_a_reader_that_gives_no_credit_leaves_a_bounded_number_of_confirmed_offers_to_name",
     ),
+    "node, questions whether it is reached": (
+        "tests/links/test_reach_part.py::test_one_gateway_has_a_bounded_number_of_visits_over_all_its_links",
+    ),
     "node, logs of its tasks": (
         "tests/links/test_log_part.py::test_one_gateway_gets_a_bounded_share_over_all_its_links",
     ),

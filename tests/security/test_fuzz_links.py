@@ -14,6 +14,8 @@ from gatepost.delivery.frames import (
     LinkFrame,
     LogAnswer,
     LogRequest,
+    ReachAnswer,
+    ReachRequest,
     RelayFrame,
     SkipFrame,
     TakenFrame,
@@ -122,6 +124,8 @@ def _valid_frames(attack: _Attack, random: Random) -> list[LinkFrame]:
         TraceAnswer(1, 5, []),
         LogRequest(1, ref, 0),
         LogAnswer(1, 0, b"x" * 100),
+        ReachRequest(1),
+        ReachAnswer(1, 5, "0.1.0", True, "refused"),
         outbox.hello_frame(),
     ]
 

@@ -38,6 +38,7 @@ COMMANDS = (
     CommandEntry("Gateway", "down", "up:stop_running_gateway"),
     CommandEntry("Gateway", "init", "init:write_settings_file"),
     CommandEntry("Gateway", "status", "status:show_status"),
+    CommandEntry("Gateway", "doctor", "doctor:diagnose_gateway"),
     CommandEntry("Gateway", "context add", "contexts:add_context"),
     CommandEntry("Gateway", "context list", "contexts:list_contexts"),
     CommandEntry("Gateway", "context use", "contexts:use_context"),

@@ -261,6 +261,26 @@ class LogAnswer(LinkFrame, frozen=True, tag="log_answer"):
     problem: Annotated[str, Meta(max_length=300)] = ""
 
 
+class ReachRequest(LinkFrame, frozen=True, tag="reach_ask"):
+    """Asks the peer to connect to the address that the room has for the sender."""
+
+    id: FrameNumber
+
+
+class ReachAnswer(LinkFrame, frozen=True, tag="reach_answer"):
+    """Whether the peer reached the asker, with its own clock and version.
+
+    `has_address`: the room has an address for the asker. `problem` says why it was not reached.
+    """
+
+    id: FrameNumber
+    now: FrameNumber
+    version: Annotated[str, Meta(max_length=64)] = ""
+    has_address: bool = False
+    problem: Annotated[str, Meta(max_length=500)] = ""
+    is_busy: bool = False
+
+
 AnyFrame = (
     HelloFrame
     | SubscribeFrame
@@ -277,6 +297,8 @@ AnyFrame = (
     | TraceAnswer
     | LogRequest
     | LogAnswer
+    | ReachRequest
+    | ReachAnswer
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,6 +20,7 @@ from gatepost.links.service.connection_links import ConnectionLinks
 from gatepost.links.service.dialer import Dialer
 from gatepost.links.service.join_client import websocket_url
 from gatepost.links.service.join_server import JoinServer
+from gatepost.links.service.reach_checks import ReachChecks
 from gatepost.listening.connection_guard import ConnectionGuard
 from gatepost.mesh.heard_addresses import HeardAddresses
 from gatepost.mesh.service import bootstrap_server, descriptor_service, mesh_status
@@ -95,6 +96,7 @@ class Peering:
             self.peers,
             self._room_coordinator,
             BootstrapClient(self.replica, self._dialer),
+            ReachChecks(self.replica.core, self.links, self._dialer),
         )
         bootstrap = BootstrapServer(self.replica, self.secrets, self._guard)
         return [

@@ -28,6 +28,7 @@ from gatepost.links.log_part import LogPart, TaskLogs
 from gatepost.links.outbox_feed import ArchivedOutbox
 from gatepost.links.outbox_link import OutboxLink
 from gatepost.links.outbox_replica import replicated_sources
+from gatepost.links.reach_part import ReachDesk, ReachPart
 from gatepost.links.relay_host import REPLICA_KEEP_MS, RelayHost
 from gatepost.links.relay_reader import RelayReader, RelayRetry
 from gatepost.links.source_feed import SourceFeedPart
@@ -115,6 +116,7 @@ class PeerLinks:
         self.relay_reader = RelayReader(node, coordinator, window, settings.relay_retry)
         self.traces = TraceForwarder(coordinator, node.clock, evidence)
         self.logs = TaskLogs(node.clock)
+        self.reach = ReachDesk(node.clock)
         self.fetcher = BlobFetcher(
             node, coordinator, files, gateway.commit, gateway.now, settings.fetch
         )
@@ -225,13 +227,15 @@ class PeerLink:
         theirs, ours = gateway.is_backbone(peer), gateway.is_backbone(node.id)
         self.trace = TracePart(self, node, peer, links.traces, forwards=ours)
         self.logs = LogPart(self, peer, links.logs)
+        self.reach = ReachPart(self, peer, links.reach)
         is_relay = partial(gateway.is_backbone, peer)
         self.source = SourceFeedPart(
             self, node, coordinator, window, links.mark_live, is_relay, links.archive
         )
         self.reader = links.relay_reader.make_part(self, peer, relays=theirs)
         self._blobs = BlobLinkPart(links.fetcher, self, peer, relays=theirs, forwards=ours)
-        parts: list[LinkPart] = [self.trace, self.logs, self.source, self.reader, self._blobs]
+        parts: list[LinkPart] = [self.trace, self.logs, self.reach]
+        parts += [self.source, self.reader, self._blobs]
         self._relay = links.relay_host.make_part(self, peer) if ours else None
         if self._relay is not None:
             parts.append(self._relay)

@@ -106,6 +106,22 @@ class NodeList(Struct):
     mesh_problems: list[str] = []
 
 
+class PeerReach(Struct, frozen=True):
+    """What a linked gateway says of this one: whether it reaches the address the room has for it.
+
+    `ahead_ms`: how far its clock is ahead of ours. `is_silent`: it did not answer in time;
+    `is_busy`: it was asked too often.
+    """
+
+    node: str
+    version: str = ""
+    ahead_ms: int = 0
+    has_address: bool = False
+    problem: str = ""
+    is_busy: bool = False
+    is_silent: bool = False
+
+
 class RevokeRequest(Struct, forbid_unknown_fields=True):
     """`last_seq` is the last event of the node that counts; by default the last one known here.
 

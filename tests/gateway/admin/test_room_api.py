@@ -39,7 +39,7 @@ async def test_a_node_with_101_invented_admissions_is_revoked(
         announcer = RecordAnnouncer(replica)
         announcer.may_publish.set()
         unused = cast(Any, None)
-        api = RoomApi(announcer, unused, unused, RoomCoordinator(announcer), unused)
+        api = RoomApi(announcer, unused, unused, RoomCoordinator(announcer), unused, unused)
         hub = admit(replica, "hub", "backbone", replica.author)
         for n in range(101):
             admit(replica, f"member{n}", "edge", hub)

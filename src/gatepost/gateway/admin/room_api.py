@@ -18,6 +18,7 @@ from gatepost.journal.facts import save_fact
 from gatepost.links.service.bootstrap_client import BootstrapClient
 from gatepost.links.service.dialer import Dialer
 from gatepost.links.service.join_client import JoinedPeer, http_url
+from gatepost.links.service.reach_checks import ReachChecks
 from gatepost.listening.route_decorators import delete, get, post, put
 from gatepost.listening.route_parameters import PathName, RoomWaitSecs, SeenCount
 from gatepost.room import (
@@ -43,6 +44,7 @@ from gatepost.wire.room_views import (
     NodeIdentity,
     NodeList,
     NodeView,
+    PeerReach,
     RecordView,
     RevocationView,
     RevokedView,
@@ -63,6 +65,7 @@ class RoomApi:
         peers: PeerStatuses,
         room_coordinator: RoomCoordinator,
         bootstrap: BootstrapClient,
+        reach: ReachChecks,
     ) -> None:
         self._announcer = announcer
         self._replica = announcer.replica
@@ -71,6 +74,7 @@ class RoomApi:
         self._peers = peers
         self._room_coordinator = room_coordinator
         self._bootstrap = bootstrap
+        self._reach = reach
 
     async def issue_invite(self, wanted: NewInvite) -> InviteResult:
         issued: IssuedNodeInvite = await self._replica.found_room(
@@ -143,6 +147,9 @@ class RoomApi:
         )
         await self._replica.wait_until_routed()
         return nodes
+
+    async def check_reach(self) -> list[PeerReach]:
+        return await self._reach.check_peers()
 
     async def revoke_node(self, node: str, wanted: RevokeRequest) -> RevocationView:
         known = await self._core.read(lambda tx: self._replica.directory.by_id(tx, node))
@@ -323,6 +330,10 @@ def create_routes(api: RoomApi) -> list[Any]:
     async def nodes() -> NodeList:
         return await api.list_nodes()
 
+    @get("/v1/room/reach", summary="How each linked gateway reaches this one")
+    async def reach() -> list[PeerReach]:
+        return await api.check_reach()
+
     @post("/v1/room/nodes/{node:str}/revoke", status_code=200, summary="Revoke a node for good")
     async def revoke(node: PathName, data: JSONBody[RevokeRequest]) -> RevocationView:
         return await api.revoke_node(check_node_id(node), data)
@@ -340,7 +351,7 @@ def create_routes(api: RoomApi) -> list[Any]:
         return await api.verify_records()
 
     members = [choose_node_id, invite, invites, withdraw, join, join_mesh, nodes, revoke]
-    return [*members, show, rotate, verify]
+    return [*members, reach, show, rotate, verify]
 
 
 def _change_node_id(tx: Tx, current: str, id: str) -> None:

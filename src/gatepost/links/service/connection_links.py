@@ -16,6 +16,7 @@ from gatepost.links.blob_ports import FetchLimits
 from gatepost.links.connections.connection import PeerConnection, read_boot_clock
 from gatepost.links.log_part import TaskLogs
 from gatepost.links.peer_links import PeerLink, PeerLinks, PeerLinkSettings
+from gatepost.links.reach_part import ReachDesk
 from gatepost.links.service.blob_files import BlobFiles
 from gatepost.mesh.peer_states import PeerState
 from gatepost.mesh.service.mesh_service import MeshService
@@ -89,6 +90,10 @@ class ConnectionLinks:
     @property
     def task_logs(self) -> TaskLogs:
         return self._peers.logs
+
+    @property
+    def reach_desk(self) -> ReachDesk:
+        return self._peers.reach
 
     def greeted_links(self) -> list[PeerLink]:
         """One link to each peer that has introduced itself."""

@@ -119,6 +119,21 @@ class Dialer:
         finally:
             self._joining.discard(key)
 
+    async def visit_member(self, node: str) -> str | None:
+        """Connect to a member's address in the room and leave again.
+
+        Returns why that failed, or nothing; None if the room has no address of it.
+        """
+        if (seed := await self._selection.find_member_seed(node)) is None:
+            return None
+        try:
+            await self._join_client.visit(seed)
+        except SelfDialError:
+            return f"{seed.url} is the address of the gateway that was asked, not of {node}"
+        except (GatepostError, *NETWORK_ERRORS) as error:
+            return dial_error(seed.url, error).message
+        return ""
+
     # -- the calls
 
     def _update_calls(self, seeds: dict[SeedKey, Seed]) -> None:

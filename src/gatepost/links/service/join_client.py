@@ -132,6 +132,11 @@ class JoinClient:
             request = self._joiner.with_challenge(challenge, issuer)
             return await self._request_ticket(http, request, issuer)
 
+    async def visit(self, seed: Seed) -> None:
+        """Connect, and let the gateway prove its key; nothing else is asked of it."""
+        async with await self._open_http(seed) as http:
+            await self._prove_host(http, seed.fingerprint)
+
     async def _prove_host(self, http: httpx.AsyncClient, fingerprint: str | None) -> Challenge:
         """Get a challenge of the gateway with this key; None accepts any member of our room.
 

@@ -46,6 +46,15 @@ class PeerSelection:
         members = self._replica.current_room.effective.nodes.values()
         return replace(seed, tls_pins=tuple(pin for each in members for pin in _tls_pins(each)))
 
+    async def find_member_seed(self, node: str) -> Seed | None:
+        """The address of a member as the room has it; None if the room has none."""
+        member = self._replica.current_room.effective.nodes.get(node)
+        if member is None or member.record.endpoint_ws is None:
+            return None
+        stored = await self._core.read(load_seeds)
+        authorities = "\n".join(dict.fromkeys(seed.authorities for seed in stored))
+        return _member_seed(member, authorities)
+
     def _own_url(self) -> str:
         return http_url(self._replica.endpoint or "")
 
@@ -64,8 +73,7 @@ class PeerSelection:
         for member in self._replica.current_room.effective.nodes.values():
             if member.public_key == own or not self._can_dial(member):
                 continue
-            url, key = http_url(member.record.endpoint_ws or ""), fingerprint_key(member.public_key)
-            seed = Seed(url, key, _tls_pins(member), authorities, from_room=True)
+            seed = _member_seed(member, authorities)
             if member.is_backbone:
                 backbone.append(seed)
             elif member.id in mail_for:
@@ -98,6 +106,11 @@ def may_dial_loopback(replica: RoomReplica) -> bool:
 
 def is_loopback_url(url: str) -> bool:
     return is_loopback(urlsplit(url).hostname or "")
+
+
+def _member_seed(member: RoomMember, authorities: str) -> Seed:
+    url, key = http_url(member.record.endpoint_ws or ""), fingerprint_key(member.public_key)
+    return Seed(url, key, _tls_pins(member), authorities, from_room=True)
 
 
 def _tls_pins(member: RoomMember) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from typing import Any
 from gatepost.mcp.clients.gateway_socket import GatewayAway, open_gateway
 
 EVENTS = ("start", "prompt", "stop", "wait", "end")
+# If it is set, a hook says what is wrong, as `gatepost doctor` wants it.
+CHECK_VARIABLE = "GATEPOST_HOOK_CHECK"
 _ANSWER_SECS = 25.0
 _RETRY_SECS = 2.0
 _MAX_ANCESTORS = 6
@@ -56,7 +58,9 @@ def _ask(greeting: dict[str, object], state_dir: str | None) -> str:
         with open_gateway(state_dir, greeting) as connection:
             connection.settimeout(_ANSWER_SECS)
             return _read_text(connection)
-    except (GatewayAway, OSError, ValueError):
+    except (GatewayAway, OSError, ValueError) as error:
+        if CHECK_VARIABLE in os.environ:
+            sys.exit(f"gatepost: {error}")
         return ""
 
 
