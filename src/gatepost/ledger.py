@@ -6,7 +6,7 @@ A message is *waiting* until the gateway of its receiver has it, and *in motion*
 turn has ended. A reply is an answer, and no entry: the message it answers is processed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -30,6 +30,11 @@ class Ledger(Struct, frozen=True, kw_only=True):
     def adds_up(self) -> bool:
         terms = (self.processed, self.in_motion, self.waiting, self.dead_letters, self.expired)
         return self.sent == sum(terms)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many were sent, then the terms in their order."""
+        return [self.sent, *(getattr(self, term) for term in TERMS)]
 
     def __str__(self) -> str:
         """The equation, in the words of all surfaces."""
@@ -59,6 +64,11 @@ def make_ledger(counted: Iterable[tuple[str, str | None, str | None, int]]) -> L
         counts[term_of(state, outcome, reason)] += number
         sent += number
     return Ledger(sent=sent, **counts)
+
+
+def ledger_of_counts(counts: Sequence[int]) -> Ledger:
+    """The ledger with these `counts`."""
+    return Ledger(**dict(zip(("sent", *TERMS), counts, strict=True)))
 
 
 def add_ledgers(parts: Iterable[Ledger]) -> Ledger:

@@ -4,6 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.delivery.frames import AnyFrame, TraceAnswer, TraceRequest, TraceStep
+from gatepost.ledger import Ledger
+from gatepost.links.trace_part import LedgerRead
 from tests.delivery.mesh import Mesh, Wire
 
 
@@ -124,3 +126,43 @@ def test_a_gateway_asks_for_so_many_events_and_then_slowly(mesh: Mesh) -> None:
     assert ask_at_once(3) == 0
     mesh.clock.advance(2_000)
     assert ask_at_once(1) == 1
+
+
+class Counted:
+    """A gateway whose ledger is always the same."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def read_ledger(self, done: LedgerRead) -> None:
+        done(self.ledger)
+
+
+def ask_ledger(mesh: Mesh) -> list[TraceAnswer]:
+    answers: list[TraceAnswer] = []
+    part = wire_of(mesh, "a").end_of(mesh["a"]).port.trace
+    part.request_trace(["ledger-1"], answers.append, "b", ledger=True)
+    mesh.flow()
+    return answers
+
+
+def test_a_ledger_goes_through_a_relay(mesh: Mesh) -> None:
+    mesh["b"].peers.traces.ledger = Counted(Ledger(sent=3, processed=2, waiting=1))
+    (answer,) = ask_ledger(mesh)
+    assert answer.ledger == [3, 2, 0, 1, 0, 0]
+
+
+def test_a_relay_cannot_change_a_ledger(mesh: Mesh) -> None:
+    mesh["b"].peers.traces.ledger = Counted(Ledger(sent=3, processed=3))
+    wire = wire_of(mesh, "b")
+    wire.end_of(mesh["b"]).tamper = lambda frame: (
+        replace(frame, ledger=[4, 4, 0, 0, 0, 0]) if isinstance(frame, TraceAnswer) else frame
+    )
+    assert ask_ledger(mesh) == []
+    assert wire.errors, "the link on which the counts changed is ended"
+
+
+def test_a_gateway_that_asks_for_ledgers_all_the_time_gets_no_more_answers(mesh: Mesh) -> None:
+    mesh["b"].peers.traces.ledger = Counted(Ledger())
+    told = [answer for _ in range(200) for answer in ask_ledger(mesh) if answer.ledger]
+    assert 0 < len(told) < 100

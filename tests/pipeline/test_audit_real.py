@@ -14,7 +14,7 @@ from examples import demo
 from examples.delegation import DelegationResult
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.verification import verify_archive
-from gatepost.ledger import Ledger, add_ledgers
+from gatepost.ledger import Ledger
 from gatepost.pipeline.jobs.audit import audit_archive
 from gatepost.pipeline.jobs.pipeline import update_tables
 from gatepost.pipeline.report.gatherer import gather_report
@@ -88,5 +88,8 @@ def played(town: demo.DemoMesh, total: int) -> tuple[DelegationResult, HistoryVe
             running.enter_context(gateway)
         town.join_gateways()
         _, delegated, verdict = asyncio.run(demo.run_scenario(town, total))
-        ledgers = [gateway.start().get("/v1/ledger") for gateway in town.gateways.values()]
-    return delegated, verdict, add_ledgers(Ledger(**ledger) for ledger in ledgers)
+        rooms = [gateway.start().get("/v1/ledger") for gateway in town.gateways.values()]
+    # Each gateway tells the ledger of the whole room.
+    assert [room["ledger"] for room in rooms] == [rooms[0]["ledger"]] * len(rooms)
+    assert [room["unknown"] for room in rooms] == [[]] * len(rooms)
+    return delegated, verdict, Ledger(**rooms[0]["ledger"])

@@ -15,7 +15,7 @@ from gatepost.delivery import DeliveryCore
 from gatepost.delivery.coordinator import CountedReceipt
 from gatepost.events import KNOWN_KINDS, TRACKED_KINDS, Envelope
 from gatepost.journal import Tx
-from gatepost.journal.writer import JobOutcome
+from gatepost.journal.writer import JobOutcome, OutcomeCallback
 
 if TYPE_CHECKING:
     from gatepost.core.spans import SpanRecorder
@@ -73,6 +73,8 @@ class CommitObserver:
         }
         # Source → age of its last event, by the emitter's clock, when it was sent here.
         self.source_lags: dict[str, int] = {}
+        # Called where outcomes are delivered, after every commit group.
+        self.commit_watchers: tuple[OutcomeCallback, ...] = ()
         self._telemetry = telemetry
         self._drafts: list[Envelope] = []
         self._kinds: list[str] = []
@@ -106,7 +108,7 @@ class CommitObserver:
         if self._telemetry is not None:
             self._telemetry.submit_group(self._drafts, list(self._receipts), self._now)
         self._clear_group()
-        return []
+        return [(watcher, None, None) for watcher in self.commit_watchers]
 
     def rolled_back(self) -> None:
         self._clear_group()

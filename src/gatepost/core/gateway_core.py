@@ -16,6 +16,7 @@ from gatepost.config import Settings, default_node_id
 from gatepost.core.background_loops import BackgroundLoops
 from gatepost.core.commit_observer import CommitObserver
 from gatepost.core.health import GatewayHealth, JournalWatch
+from gatepost.core.ledger_counter import LedgerCounter
 from gatepost.core.mail_watch import MailWatch
 from gatepost.core.mailbox_admission import MailboxAdmission
 from gatepost.core.mirror_queue import MirrorQueue
@@ -86,6 +87,7 @@ class Core:
         self.telemetry: SpanRecorder | None = create_span_recorder(
             settings.telemetry, self.node.id, self.clock
         )
+        self.ledger = LedgerCounter(self.read, self.clock)
         self.mail_watch = MailWatch(delivery.dispatcher)
         self.observer = CommitObserver(delivery, self.telemetry)
         self.on_blob_wanted: Callable[[str, str], None] = _fetch_later

@@ -14,6 +14,7 @@ from gatepost.errors import LinkError
 from gatepost.events import Signature
 from gatepost.events.chain import ChainHash
 from gatepost.events.ids import Digest
+from gatepost.ledger import TERMS
 from gatepost.proof.proof_file import MAX_GROUPS, MAX_SEEN, ProvenGroup, SeenHead
 
 VERSION = 1
@@ -36,6 +37,8 @@ IncarnationList = Annotated[list[Incarnation], Meta(min_length=1, max_length=100
 PositionList = Annotated[list[Position], Meta(max_length=20_000)]
 RawEventId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 FrameNames = Annotated[list[FrameName], Meta(max_length=10_000)]
+# How many messages a gateway sent, and how many of them are in each term of its ledger.
+LedgerCounts = Annotated[list[FrameNumber], Meta(max_length=len(TERMS) + 1)]
 
 
 class LinkFrame(Struct, frozen=True, array_like=True, tag=True):
@@ -206,7 +209,8 @@ class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
 
     The asker is the sender of this frame. Through a relay, `asker` asks `target` and signs that.
     With `proof`, it asks for the evidence of the first event too, and whether the target saw these
-    `heads`. An older gateway answers without evidence.
+    `heads`. With `ledger`, it asks for the counts of the target's ledger. An older gateway answers
+    without evidence and without counts.
     """
 
     id: FrameNumber
@@ -216,6 +220,7 @@ class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
     signature: Annotated[bytes, Meta(max_length=64)] = b""
     proof: bool = False
     heads: Annotated[list[Position], Meta(max_length=MAX_GROUPS)] = []
+    ledger: bool = False
 
 
 class TraceAnswer(LinkFrame, frozen=True, tag="trace_answer"):
@@ -232,6 +237,7 @@ class TraceAnswer(LinkFrame, frozen=True, tag="trace_answer"):
     problem: Annotated[str, Meta(max_length=300)] = ""
     groups: Annotated[list[ProvenGroup], Meta(max_length=MAX_GROUPS)] = []
     seen: Annotated[list[SeenHead], Meta(max_length=MAX_SEEN)] = []
+    ledger: LedgerCounts = []
 
 
 class LogRequest(LinkFrame, frozen=True, tag="log_ask"):

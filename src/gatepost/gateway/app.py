@@ -14,7 +14,6 @@ from litestar.exceptions import HTTPException, WebSocketException
 from litestar.handlers.base import BaseRouteHandler
 
 from gatepost.access import AgentSession
-from gatepost.delivery.delivery_reads import read_ledger
 from gatepost.errors import (
     GatepostError,
     InternalError,
@@ -29,7 +28,6 @@ from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.monitoring.peer_statuses import PeerStatuses
-from gatepost.ledger import Ledger
 from gatepost.listening.json_input import TypedRequest
 from gatepost.listening.operator_access import OperatorAccess
 from gatepost.listening.route_decorators import get
@@ -145,11 +143,7 @@ def _health_routes(
     async def glance() -> Status:
         return await gateway_status(operations, peers)
 
-    @get("/v1/ledger", summary="What became of the messages that were sent from here")
-    async def ledger() -> Ledger:
-        return await core.read(read_ledger)
-
-    return [healthz, readyz, prometheus, glance, ledger]
+    return [healthz, readyz, prometheus, glance]
 
 
 def _websocket_route(

@@ -6,7 +6,7 @@ operation, with the authority of its caller.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from msgspec import Struct
 from gatepost.access import AgentSession
 from gatepost.clock import Clock
 from gatepost.config import Settings
+from gatepost.core.gateway_core import Core
 from gatepost.core.wait_registry import WaitRegistry
 from gatepost.errors import Forbidden, InvalidRequest, UnknownMessage
 from gatepost.events import check_agent_id
@@ -24,7 +25,10 @@ from gatepost.gateway.admin.external_agents import ExternalAgents, has_session_t
 from gatepost.gateway.admin.feedback import Feedback
 from gatepost.gateway.admin.trace_api import JourneyTracer
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.overview.change_stream import ChangeStream
+from gatepost.journal.audit import record_audit_entry
 from gatepost.listening.connection_guard import AnyConnection
+from gatepost.listening.connection_pool import OPERATOR, identify_connection
 from gatepost.listening.operator_access import OperatorAccess
 from gatepost.mailbox import browse
 from gatepost.mailbox.dead_letters import DeadLetterFilter
@@ -33,6 +37,7 @@ from gatepost.wire.capabilities import CapabilityView
 from gatepost.wire.frame_types import Op
 from gatepost.wire.gateway_views import MailboxCounts
 from gatepost.wire.operations import DeadLetter, EnqueueAck, Register, Registered
+from gatepost.wire.overview_views import ChangeNotice
 from gatepost.wire.report_views import IncidentPage, Journey
 
 # Names, not imports: a door imports the gateway.
@@ -62,6 +67,44 @@ class KnownAgent(Struct, frozen=True):
     is_online: bool
 
 
+class OperatorDoor:
+    """What a door needs that serves operators who do not have the local token themselves.
+
+    Such a door opens sessions of its own, and calls the operator's API within the process.
+    """
+
+    def __init__(self, core: Core, access: OperatorAccess, changes: ChangeStream) -> None:
+        self._core = core
+        self._access = access
+        self._changes = changes
+
+    def require_operator(self, connection: AnyConnection) -> None:
+        self._access.require_operator(connection)
+
+    def require_tls(self, connection: AnyConnection) -> None:
+        self._access.require_tls(connection)
+
+    def note_wrong_secret(self, connection: AnyConnection) -> None:
+        """Raise RateLimited if the address has shown too many wrong secrets."""
+        self._access.guesses.note_wrong_token(connection)
+
+    def identify(self, connection: AnyConnection) -> None:
+        """The connection is an operator's: it has the places that are kept for operators."""
+        identify_connection(connection, OPERATOR)
+
+    @property
+    def authorization(self) -> str:
+        """The header with which a door calls the operator's API."""
+        return f"Bearer {self._access.own_calls}"
+
+    def listen(self) -> AsyncGenerator[ChangeNotice, None]:
+        return self._changes.listen()
+
+    async def audit(self, action: str, subject: str, detail: str = "") -> None:
+        entry = (OPERATOR, action, subject, detail)
+        await self._core.commit(lambda tx: record_audit_entry(tx, *entry))
+
+
 class DoorServices:
     """All that a door may ask of its gateway."""
 
@@ -73,6 +116,7 @@ class DoorServices:
         tracer: JourneyTracer,
         feedback: Feedback,
         capabilities: CapabilityService,
+        changes: ChangeStream,
     ) -> None:
         self._operations = operations
         self._core = operations.core
@@ -81,6 +125,8 @@ class DoorServices:
         self._tracer = tracer
         self._feedback = feedback
         self._capabilities = capabilities
+        self._changes = changes
+        self.operator = OperatorDoor(self._core, access, changes)
 
     @property
     def settings(self) -> Settings:

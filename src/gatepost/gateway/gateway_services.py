@@ -31,6 +31,11 @@ from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.gateway.doors import Doors, DoorServices
 from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
+from gatepost.gateway.overview import overview_api
+from gatepost.gateway.overview.change_stream import ChangeStream
+from gatepost.gateway.overview.needs import NeedFinder
+from gatepost.gateway.overview.overview_api import OverviewApi
+from gatepost.gateway.overview.room_ledger import RoomLedgers
 from gatepost.gateway.peering import Peering
 from gatepost.listening.connection_guard import ConnectionGuard
 from gatepost.listening.connection_pool import ConnectionPool, ListenerPools
@@ -78,9 +83,19 @@ class GatewayServices:
         self._remote_logs = RemoteLogs(self.hub, self.peering.links)
         self.capabilities = CapabilityService(self.peering.announcer)
         self._tracer = JourneyTracer(core, self.peering.links)
+        peering, ledgers = self.peering, self._create_ledgers()
+        finder = NeedFinder(operations, peering.peers, self._feedback)
+        changes = ChangeStream(operations, replica, peering.peers, ledgers)
+        self._overview = OverviewApi(core, ledgers, finder, changes)
         self._doors = Doors(
             DoorServices(
-                operations, access, self._external, self._tracer, self._feedback, self.capabilities
+                operations,
+                access,
+                self._external,
+                self._tracer,
+                self._feedback,
+                self.capabilities,
+                changes,
             )
         )
         self.peering.agent_watchers.append(self.capabilities.note_agents_changed)
@@ -97,6 +112,9 @@ class GatewayServices:
             health = LocalAgentHealth(self._core, alerts.growing_mailboxes)
             self.peering.mesh.watch_agents(health.find_unhealthy)
             self.peering.mesh.watch_failures(self._find_failures)
+
+    def _create_ledgers(self) -> RoomLedgers:
+        return RoomLedgers(self._core, self.peering.replica, self.peering.links, self._feedback)
 
     def _find_failures(self) -> Iterator[str]:
         """Why another gateway should lead the mesh."""
@@ -127,6 +145,7 @@ class GatewayServices:
             proof_api.create_router(ProofMaker(core, self.peering.links, self.peering.replica)),
             *feedback.create_routes(self._feedback, FeedbackGuard(access, external)),
             *capability_api.create_routes(self.capabilities),
+            *overview_api.create_routes(self._overview),
             *self._doors.create_routes(),
             hub_api.create_router(HubApi(self.hub, self._hub_auth, self._remote_logs)),
         ]

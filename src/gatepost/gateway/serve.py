@@ -102,7 +102,8 @@ def _operator_access(core: Core) -> OperatorAccess:
     token = core.state.load_local_token(core.clock)
     per_minute = core.settings.limits.wrong_tokens_per_min
     guesses = GuessLimit(per_minute, core.abuse, core.clock)
-    return OperatorAccess(LocalTokenAuth(token), guesses, core.settings)
+    auth = LocalTokenAuth(token, core.clock.random(32).hex())
+    return OperatorAccess(auth, guesses, core.settings)
 
 
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

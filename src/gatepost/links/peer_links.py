@@ -32,7 +32,7 @@ from gatepost.links.reach_part import ReachDesk, ReachPart
 from gatepost.links.relay_host import REPLICA_KEEP_MS, RelayHost
 from gatepost.links.relay_reader import RelayReader, RelayRetry
 from gatepost.links.source_feed import SourceFeedPart
-from gatepost.links.trace_part import TraceForwarder, TracePart
+from gatepost.links.trace_part import CountedLedger, TraceForwarder, TracePart
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class PeerLinks:
         settings: PeerLinkSettings,
         archive: ArchivedOutbox | None = None,
         evidence: ArchivedEvidence | None = None,
+        ledger: CountedLedger | None = None,
     ) -> None:
         self.gateway = gateway
         self.archive = archive
@@ -114,7 +115,7 @@ class PeerLinks:
         node, coordinator, window = gateway.node, gateway.coordinator, settings.window_bytes
         self.relay_host = RelayHost(coordinator, window, settings.replica_keep_ms)
         self.relay_reader = RelayReader(node, coordinator, window, settings.relay_retry)
-        self.traces = TraceForwarder(coordinator, node.clock, evidence)
+        self.traces = TraceForwarder(coordinator, node.clock, evidence, ledger)
         self.logs = TaskLogs(node.clock)
         self.reach = ReachDesk(node.clock)
         self.fetcher = BlobFetcher(

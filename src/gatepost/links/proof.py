@@ -130,16 +130,15 @@ def check_trace_request(request: TraceRequest, target: str, public_key: bytes) -
 def sign_trace_answer(
     key: NodeKey, request: TraceRequest, target: str, answer: TraceAnswer
 ) -> bytes:
-    steps = msgspec.msgpack.encode([answer.now, answer.steps])
-    asker = request.asker or ""
-    return key.sign(_trace_statement("answer", asker, target, request.event_ids, steps))
+    asker, content = request.asker or "", _answer_content(answer)
+    return key.sign(_trace_statement("answer", asker, target, request.event_ids, content))
 
 
 def check_trace_answer(request: TraceRequest, answer: TraceAnswer, public_key: bytes) -> None:
     """Raise LinkError unless the target itself gave this answer."""
-    steps = msgspec.msgpack.encode([answer.now, answer.steps])
     asker, target = request.asker or "", request.target or ""
-    statement = _trace_statement("answer", asker, target, request.event_ids, steps)
+    content = _answer_content(answer)
+    statement = _trace_statement("answer", asker, target, request.event_ids, content)
     if not verify_signature(public_key, statement, answer.signature):
         raise LinkError(f"an answer to a trace is not signed by {target}")
 
@@ -214,6 +213,11 @@ def _trace_statement(
 ) -> bytes:
     names = (each.encode() for each in (asker, target, *event_ids))
     return frame_parts(f"gatepost/trace-{what}/1", content, *names)
+
+
+def _answer_content(answer: TraceAnswer) -> bytes:
+    counts = [answer.ledger] if answer.ledger else []
+    return msgspec.msgpack.encode([answer.now, answer.steps, *counts])
 
 
 def _blob_statement(reader: str, source: str, digest: str) -> bytes:

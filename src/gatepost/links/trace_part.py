@@ -6,6 +6,8 @@ can make two others end their link.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,6 +28,7 @@ from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import GatepostError, LinkError, RateLimited
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
+from gatepost.ledger import Ledger
 from gatepost.links.event_proof import (
     ArchivedEvidence,
     limit_evidence,
@@ -50,8 +53,20 @@ _EVENTS_PER_SEC = 32.0
 _EVENTS_AT_ONCE = 512
 # A proof costs as much as the steps of this many events, and the search of an archive once more.
 _PROOF_EVENTS = 16
+# Counting the messages of a ledger reads them all, though once for all who ask at the same time.
+_LEDGER_EVENTS = 8
 # A relay forgets a request that its target has not answered for this long.
 _FORWARD_MS = 10_000
+
+LedgerRead = Callable[[Ledger | None], None]
+
+
+class CountedLedger(Protocol):
+    """The ledger of this gateway."""
+
+    def read_ledger(self, done: LedgerRead) -> None:
+        """Count beside the gateway, and call back where links run; with None if that failed."""
+
 
 TraceAnswered = Callable[[TraceAnswer], None]
 
@@ -80,9 +95,11 @@ class TraceForwarder:
         coordinator: DeliveryCoordinator,
         clock: Clock,
         archive: ArchivedEvidence | None = None,
+        ledger: CountedLedger | None = None,
     ) -> None:
         self._coordinator = coordinator
         self.archive = archive
+        self.ledger = ledger
         self._limits = SourceRateLimiter(_EVENTS_PER_SEC, _EVENTS_AT_ONCE, clock)
         self._parts: list[TracePart] = []
         self._waiting: list[ForwardedTrace] = []
@@ -185,13 +202,15 @@ class TracePart:
         answered: TraceAnswered,
         target: str | None = None,
         proof_of: Sequence[Position] | None = None,
+        *,
+        ledger: bool = False,
     ) -> int:
         """Ask the peer, or through it a `target`; returns the number for `forget_request`.
 
         With `proof_of`, ask for the evidence of the first event too, and who saw these heads.
         """
         self._numbers += 1
-        request = TraceRequest(self._numbers, list(event_ids))
+        request = TraceRequest(self._numbers, list(event_ids), ledger=ledger)
         if proof_of is not None:
             request = replace(request, proof=True, heads=list(proof_of))
         if target is None:
@@ -266,10 +285,18 @@ class TracePart:
             and self._forwarder.may_ask(asker, _request_cost(frame))
         ):
             self._answering += 1
+            if frame.ledger and self._forwarder.ledger is not None:
+                self._forwarder.ledger.read_ledger(partial(self._answer_ledger, frame))
+                return
             self._port.commit(
                 lambda tx: self._make_answer(tx, frame, asker),
                 lambda made: self._finish_answer(frame, asker, *made),
             )
+
+    def _answer_ledger(self, frame: TraceRequest, ledger: Ledger | None) -> None:
+        counts = [] if ledger is None else ledger.counts
+        answer = TraceAnswer(frame.id, self.now(), [], ledger=counts)
+        self._send_made(self._sign_relayed(frame, answer))
 
     def _refuse_request(self, frame: TraceRequest, problem: str) -> None:
         self._port.send(TraceAnswer(frame.id, self.now(), [], problem=problem[:300]))
@@ -292,9 +319,7 @@ class TracePart:
             except GatepostError:
                 continue
         answer = TraceAnswer(frame.id, tx.now, steps[:TRACE_STEPS])
-        if frame.target is not None:
-            signature = sign_trace_answer(self._node.key, frame, self._node.id, answer)
-            answer = replace(answer, signature=signature)
+        answer = self._sign_relayed(frame, answer)
         if not frame.proof:
             return answer, False
         seen = read_seen_heads(tx, self._node, frame.heads)
@@ -303,6 +328,13 @@ class TracePart:
         except GatepostError:
             return replace(answer, seen=seen), False
         return replace(answer, groups=own.groups, seen=seen), not own.is_whole
+
+    def _sign_relayed(self, frame: TraceRequest, answer: TraceAnswer) -> TraceAnswer:
+        """Sign an answer that goes through a relay."""
+        if frame.target is None:
+            return answer
+        signature = sign_trace_answer(self._node.key, frame, self._node.id, answer)
+        return replace(answer, signature=signature)
 
     def _finish_answer(
         self, frame: TraceRequest, asker: str, answer: TraceAnswer, is_pruned: bool
@@ -332,4 +364,6 @@ class TracePart:
 
 
 def _request_cost(frame: TraceRequest) -> int:
+    if frame.ledger:
+        return _LEDGER_EVENTS
     return len(frame.event_ids) + (_PROOF_EVENTS + len(frame.heads) if frame.proof else 0)

@@ -9,15 +9,24 @@ _SESSION_TOKENS = (f"{TokenKind.ACCESS}.", f"{TokenKind.CONTEXT}.")
 
 
 class LocalTokenAuth:
-    """Checks bearer tokens. Keeps the token's hash, never the token."""
+    """Checks bearer tokens. Keeps the token's hash, never the token.
 
-    def __init__(self, token: str) -> None:
-        self._hash = _hash_token(token)
+    `own_calls` is the token by which this process calls its own API. It is never on disk, and
+    ends with the process.
+    """
+
+    def __init__(self, token: str, own_calls: str | None = None) -> None:
+        self.own_calls = own_calls
+        tokens = (token,) if own_calls is None else (token, own_calls)
+        self._hashes = [_hash_token(each) for each in tokens]
 
     def is_token(self, authorization: str | None) -> bool:
         """Whether the header carries the token."""
         token = parse_bearer_token(authorization)
-        return token is not None and hmac.compare_digest(_hash_token(token), self._hash)
+        if token is None:
+            return False
+        given = _hash_token(token)
+        return any(hmac.compare_digest(given, each) for each in self._hashes)
 
 
 def parse_bearer_token(authorization: str | None) -> str | None:

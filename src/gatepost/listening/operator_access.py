@@ -47,10 +47,16 @@ class OperatorAccess:
         self.guesses = guesses
         self._allow_plain = settings.listen.allow_plain
 
+    @property
+    def own_calls(self) -> str:
+        """The token by which a door of this process calls the operator's API."""
+        assert self._local_auth.own_calls is not None, "this process has no doors"
+        return self._local_auth.own_calls
+
     def require_operator(self, connection: AnyConnection) -> None:
         """Raise an error unless the request carries the local token, over a safe connection."""
         # Before the token is compared: the answer must not tell whether it was right.
-        self._require_tls(connection)
+        self.require_tls(connection)
         if not self._has_token(connection):
             if parse_bearer_token(connection.headers.get("authorization")) is not None:
                 self.guesses.note_wrong_token(connection)
@@ -73,7 +79,7 @@ class OperatorAccess:
 
     def is_operator(self, connection: AnyConnection) -> bool:
         """Whether the request carries the local token. It may carry another one instead."""
-        self._require_tls(connection)
+        self.require_tls(connection)
         found = self._has_token(connection)
         if found:
             identify_connection(connection, OPERATOR)
@@ -82,7 +88,8 @@ class OperatorAccess:
     def _has_token(self, connection: AnyConnection) -> bool:
         return self._local_auth.is_token(connection.headers.get("authorization"))
 
-    def _require_tls(self, connection: AnyConnection) -> None:
+    def require_tls(self, connection: AnyConnection) -> None:
+        """Refuse plain HTTP from other machines."""
         if is_exposed(connection) and not self._allow_plain:
             raise Forbidden(
                 "use TLS: plain HTTP from other machines is refused, and the token may have been"

@@ -290,6 +290,12 @@ def list_tasks(tx: Tx, wanted: TaskFilter, limit: int) -> list[Task]:
     return [_task_from_row(row) for row in tx.fetch_all(sql, (*values, limit))]
 
 
+def find_late_tasks(tx: Tx, now: int, limit: int) -> list[Task]:
+    """Open tasks whose ETA is over, the latest first."""
+    sql = f"{_SELECT} WHERE ended_at IS NULL AND eta_at < ? ORDER BY eta_at LIMIT ?"
+    return [_task_from_row(row) for row in tx.fetch_all(sql, (now, limit))]
+
+
 def unclaimed_tasks(tx: Tx, source: str, limit: int) -> list[Task]:
     """The tasks of a source that wait for a session and are not claimed for one, oldest first."""
     return [_task_from_row(row) for row in tx.fetch_all(_SELECT_UNCLAIMED, (source, limit))]

@@ -15,6 +15,7 @@ from gatepost.cli.problems import ExitCode
 from gatepost.ledger import Ledger
 from gatepost.wire.gateway_views import AuditEntry, MailboxCounts, PeerStatus, Status
 from gatepost.wire.operations import Await, Awaited, Sent
+from gatepost.wire.overview_views import NodeLedger, RoomLedger
 
 
 class StatusOverview(Struct):
@@ -22,6 +23,7 @@ class StatusOverview(Struct):
     gateway: Status
     mailboxes: list[MailboxCounts]
     ledger: Ledger
+    nodes: list[NodeLedger]
 
 
 def show_status(message: str | None = None, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
@@ -47,11 +49,13 @@ def show_status(message: str | None = None, /, *, options: GatewayOptions = DEFA
             return ExitCode.OK
         if gateway.agent is not None:
             return _show_to_agent(gateway, gateway.agent, options)
+        room = gateway.get("/v1/ledger", RoomLedger)
         glance = StatusOverview(
             gateway.target.url,
             gateway.status(),
             gateway.get("/v1/mailboxes", list[MailboxCounts]),
-            gateway.get("/v1/ledger", Ledger),
+            room.ledger,
+            room.nodes,
         )
     output.print_result(options, glance, lambda: _print_status(glance))
     return ExitCode.OK if glance.gateway.accepting else ExitCode.FAILED
@@ -110,6 +114,9 @@ def _print_status(glance: StatusOverview) -> None:
         f"version {now.version}, pid {now.pid}, journal {output.format_size(now.journal_bytes)}"
     )
     output.print_line(str(glance.ledger))
+    for each in glance.nodes:
+        if each.problem:
+            output.print_line(_unknown_text(each), "yellow")
     output.print_line(
         f"{output.format_count(now.agents, 'agent')}; in mailboxes: {now.waiting} pending,"
         f" {now.in_flight} in flight,"
@@ -134,6 +141,13 @@ def _print_status(glance: StatusOverview) -> None:
             ("Mailbox", "Pending", "In flight", "Dead letters"),
             [(m.name, m.waiting, m.in_flight, m.dead_letters) for m in glance.mailboxes],
         )
+
+
+def _unknown_text(node: NodeLedger) -> str:
+    """What the ledger has of a gateway that does not tell how it stands now."""
+    if node.at is None:
+        return f"without {node.node}, which is unknown: {node.problem}"
+    return f"{node.node} as it was {output.format_ago(node.at)}: {node.problem}"
 
 
 def _print_peers(peers: list[PeerStatus]) -> None:

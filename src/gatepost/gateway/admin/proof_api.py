@@ -26,7 +26,7 @@ from gatepost.events import (
     verify_group,
 )
 from gatepost.events.kinds import TRACKED_KINDS
-from gatepost.gateway.admin.trace_api import MAX_RELAYS, ask_over_link
+from gatepost.gateway.admin.trace_api import NO_WAY, ask_over_link, find_ways
 from gatepost.journal import Tx
 from gatepost.links.event_proof import (
     OwnEvidence,
@@ -185,10 +185,8 @@ class ProofMaker:
         """Ask over the link to a node; without one, through a relay."""
         if node not in room.effective.nodes:
             return "it is not a member of the room any more"
-        ends = [end for end in self._links.links_to(node) if end.outbox.greeted and not end.ended]
-        ends = ends[:1] or self._links.relay_links(node)[:MAX_RELAYS]
-        problem = "there is no link to it, and no relay"
-        for end in ends:
+        problem = NO_WAY
+        for end in find_ways(self._links, node):
             answer = await self._ask_link(end, node, event_id, [])
             if isinstance(answer, TraceAnswer):
                 return answer

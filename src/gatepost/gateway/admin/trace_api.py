@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 _DEADLINE_SECS = 3.0
 # Maximum number of events one gateway is asked about.
 _MAX_EVENTS_ASKED = 64
-MAX_RELAYS = 2
+_MAX_RELAYS = 2
+NO_WAY = "there is no link to it, and no relay"
 
 # Order of steps within the same millisecond.
 _STAGES = (
@@ -179,12 +180,10 @@ class JourneyTracer:
 
     async def _ask_peer(self, node: str, event_ids: list[str]) -> PeerJourney | tuple[str, str]:
         """Ask over the link to a node; without one, through a relay."""
-        ends = [end for end in self._links.links_to(node) if end.outbox.greeted and not end.ended]
-        ends = ends[:1] or self._links.relay_links(node)[:MAX_RELAYS]
-        problem = "there is no link to it, and no relay"
+        problem = NO_WAY
         try:
             async with asyncio.timeout(_DEADLINE_SECS):
-                for end in ends:
+                for end in find_ways(self._links, node):
                     told = await self._ask_over_link(end, node, event_ids)
                     if isinstance(told, PeerJourney):
                         return told
@@ -205,8 +204,36 @@ class JourneyTracer:
         return PeerJourney(node, answer.steps, ahead, None if end.peer == node else end.peer)
 
 
+def find_ways(links: ConnectionLinks, node: str) -> list[PeerLink]:
+    """The link to a node; without one, those to relays."""
+    ends = [end for end in links.links_to(node) if end.outbox.greeted and not end.ended]
+    return ends[:1] or links.relay_links(node)[:_MAX_RELAYS]
+
+
+async def ask_through(
+    links: ConnectionLinks, node: str, event_ids: list[str], *, deadline_secs: float, ledger: bool
+) -> TraceAnswer | str:
+    """The answer of a node over its link or a relay, or why there is none within the deadline."""
+    problem = NO_WAY
+    try:
+        async with asyncio.timeout(deadline_secs):
+            for end in find_ways(links, node):
+                answer = await ask_over_link(end, node, event_ids, ledger=ledger)
+                if isinstance(answer, TraceAnswer):
+                    return answer
+                problem = answer
+    except TimeoutError:
+        problem = f"it did not answer within {deadline_secs:g} s"
+    return problem
+
+
 async def ask_over_link(
-    end: PeerLink, node: str, event_ids: list[str], proof_of: Sequence[Position] | None = None
+    end: PeerLink,
+    node: str,
+    event_ids: list[str],
+    proof_of: Sequence[Position] | None = None,
+    *,
+    ledger: bool = False,
 ) -> TraceAnswer | str:
     """The answer of a node, or the problem of the relay that was asked. Wait with a deadline."""
     answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
@@ -216,7 +243,7 @@ async def ask_over_link(
             answered.set_result(answer)
 
     target = None if end.peer == node else node
-    number = end.trace.request_trace(event_ids, resolve, target, proof_of)
+    number = end.trace.request_trace(event_ids, resolve, target, proof_of, ledger=ledger)
     try:
         answer = await answered
     finally:

@@ -58,6 +58,13 @@ class PeerStatuses:
         """What an operator has to do about the mesh, a sentence each."""
         return [] if self._mesh is None else self._mesh.find_problems()
 
+    def publisher(self) -> str | None:
+        """Who leads, as this gateway sees it."""
+        if self._mesh is not None:
+            return self._mesh.publisher()
+        room = self._replica.room
+        return None if room is None else room.genesis.node
+
     async def describe_peers(self) -> list[PeerStatus]:
         """Every other member of the room, and every other gateway that messages wait for."""
         own = self._core.node.id

@@ -52,8 +52,8 @@ class ConnectionLinks:
             max_untaken_bytes=max_queued_bytes(core.settings.delivery.window_bytes),
         )
         files = BlobFiles(core.blobs, core.storers)
-        archive = core.archive
-        self._peers = PeerLinks(LinkedCore(replica), files, settings, archive, archive)
+        archive, ledger = core.archive, core.ledger
+        self._peers = PeerLinks(LinkedCore(replica), files, settings, archive, archive, ledger)
         core.on_blob_wanted = self._peers.fetcher.want_blob
 
     # -- connections come and go

@@ -1,16 +1,14 @@
 """MCP over streamable HTTP. Every request stands alone: a restart of the gateway goes unnoticed."""
 
 import asyncio
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 from litestar import Request, asgi
 from litestar.types import Receive, Scope, Send
 
-from gatepost.errors import ExtraMissing, Forbidden, Unavailable
+from gatepost.errors import ExtraMissing, Unavailable
 from gatepost.gateway.doors import DoorCaller, DoorServices
-from gatepost.listening.connection_guard import AnyConnection
+from gatepost.listening.page_check import check_page
 from gatepost.mcp.server.sdk import ADVICE, Sdk
 
 PATH = "/mcp"
@@ -38,7 +36,7 @@ class HttpEndpoint:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request: Request[Any, Any, Any] = Request(scope)
-        self._check_host(request)
+        check_page(request, self._services.settings)
         caller = await self._services.authenticate(request, request.headers.get(AGENT_HEADER))
         if not self._sdk.is_installed:
             raise ExtraMissing(ADVICE)
@@ -48,30 +46,6 @@ class HttpEndpoint:
             raise Unavailable("the gateway is stopping; try again shortly", retry_after=1.0)
         passed: dict[str, Any] = {**scope, CALLER_KEY: caller, "path": PATH, "root_path": ""}
         await self.serve(passed, receive, send)
-
-    def _check_host(self, connection: AnyConnection) -> None:
-        """Refuse web pages: those of another origin, and those whose name was pointed at us."""
-        host = connection.headers.get("host", "")
-        if not self._is_own_name(urlsplit(f"//{host}").hostname or ""):
-            raise Forbidden("this gateway is not called by that name; see room.public_url")
-        origin = connection.headers.get("origin")
-        allowed = self._services.settings.room.allowed_origins
-        if origin is not None and origin not in allowed and urlsplit(origin).netloc != host:
-            raise Forbidden("pages of this origin may not connect; see room.allowed_origins")
-
-    def _is_own_name(self, name: str) -> bool:
-        """Whether a request may call us so: names can be pointed at us, addresses cannot."""
-        settings = self._services.settings
-        url = urlsplit(settings.room.public_url or "")
-        return name in ("localhost", settings.listen.host, url.hostname) or _is_address(name)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def caller_of_request(request: Any) -> DoorCaller:

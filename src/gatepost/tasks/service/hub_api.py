@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from gatepost.events import AgentId, Digest, EventId, MsgId, parse_event_id
 from gatepost.journal import Tx
 from gatepost.listening.connected_requests import while_connected
 from gatepost.listening.connection_guard import AnyConnection
+from gatepost.listening.event_streams import keep_alive
 from gatepost.listening.route_decorators import delete, get, post
 from gatepost.listening.route_parameters import (
     AnyRequest,
@@ -85,7 +87,6 @@ _DELEGATE = "create_tasks"
 # Sessions that are looked through for those of one state.
 _MAX_SESSIONS = 10_000
 _LOG_BYTES = 64 * 1024
-_KEEP_ALIVE_SECS = 15.0
 
 WantedSessionState = Annotated[SessionState | None, QueryParameter(name="state")]
 LogOffset = Annotated[int, QueryParameter(ge=-(2**53), le=2**53)]
@@ -258,27 +259,12 @@ class HubApi:
         caller_of(request).require_operator()
         if self.service.watchers.is_full:
             raise Unavailable("too many watch the events already", retry_after=5.0)
-        return self._stream()
+        return keep_alive(self._stream())
 
-    async def _stream(self) -> AsyncIterator[ServerSentEventMessage]:
-        changes = self.service.watchers.stream_changes()
-        pending = asyncio.ensure_future(anext(changes))
-        try:
-            while True:
-                done, _ = await asyncio.wait((pending,), timeout=_KEEP_ALIVE_SECS)
-                if not done:
-                    yield ServerSentEventMessage(comment="still here")
-                    continue
-                try:
-                    change = pending.result()
-                except StopAsyncIteration:
-                    return
+    async def _stream(self) -> AsyncGenerator[ServerSentEventMessage, None]:
+        async with aclosing(self.service.watchers.stream_changes()) as changes:
+            async for change in changes:
                 yield _task_event(change)
-                pending = asyncio.ensure_future(anext(changes))
-        finally:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
-            await changes.aclose()  # type: ignore[attr-defined]
 
 
 def _require_log(task: Task) -> None:

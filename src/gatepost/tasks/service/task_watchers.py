@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from msgspec import Struct
 
@@ -88,7 +88,7 @@ class TaskWatchers:
     def is_full(self) -> bool:
         return len(self._streams) >= _MAX_STREAMS
 
-    async def stream_changes(self) -> AsyncIterator[TaskChange]:
+    async def stream_changes(self) -> AsyncGenerator[TaskChange, None]:
         """Yield every change of a task from now on."""
         stream: asyncio.Queue[TaskChange | None] = asyncio.Queue(_STREAM_QUEUE)
         self._streams.add(stream)
