@@ -3,6 +3,7 @@
 They note the answers they get, for that is all that anybody knows of a task.
 """
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
@@ -284,11 +285,16 @@ class SimulatedWork:
 
 
 class SilentAgent:
-    """An agent that accepts its tasks and says nothing more, until it is removed."""
+    """An agent that accepts its tasks and says nothing more, until it is removed.
+
+    While its gateway is down its calls wait, in their order: it is not removed before it began.
+    """
 
     def __init__(self, gateway: SimulatedGateway, name: str) -> None:
         self._gateway = gateway
         self._name = name
+        # The first of them is under way.
+        self._calls: deque[PatientCall] = deque()
         self._call(lambda tx: gateway.agents.register(tx, name))
 
     def accept_tasks(self) -> None:
@@ -304,7 +310,14 @@ class SilentAgent:
         self._call(remove)
 
     def _call(self, operation: Callable[[Tx], object]) -> None:
-        PatientCall(self._gateway, operation, lambda value, error: None).submit()
+        self._calls.append(PatientCall(self._gateway, operation, self._call_next))
+        if len(self._calls) == 1:
+            self._calls[0].submit()
+
+    def _call_next(self, value: object, error: GatepostError | None) -> None:
+        self._calls.popleft()
+        if self._calls:
+            self._calls[0].submit()
 
     def _accept_all(self, tx: Tx) -> None:
         gateway, name = self._gateway, self._name
