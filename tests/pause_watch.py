@@ -1,6 +1,7 @@
 """Whether one thread of this process keeps the others from running, for example by the GIL."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -12,8 +13,8 @@ from gatepost.journal.transaction import Tx
 class PauseWatch:
     """The longest time for which this process kept a waiting thread of its own from running.
 
-    Processor time of this process counts, and the wait for a processor does not, so that other
-    work on the machine has no part in it.
+    Processor time of this process counts. The time in which a thread could run and got no processor
+    does not, so that other work on the machine has no part in it.
     """
 
     def __init__(self) -> None:
@@ -30,20 +31,25 @@ class PauseWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         while not self._stopped.is_set():
-            at, used, queued = time.monotonic(), time.process_time(), _read_queued_secs(schedule)
+            at, used, queued = time.monotonic(), time.process_time(), _read_queued_secs()
             time.sleep(0.002)
-            waited = time.monotonic() - at - 0.002 - (_read_queued_secs(schedule) - queued)
-            self.worst = max(self.worst, min(waited, time.process_time() - used))
+            waited = time.monotonic() - at - 0.002
+            if min(waited, time.process_time() - used) > self.worst:
+                used = time.process_time() - used
+                # The thread that kept this one waiting may itself have waited for a processor.
+                now = _read_queued_secs()
+                waited -= max(secs - queued.get(id, secs) for id, secs in now.items())
+                self.worst = max(self.worst, min(waited, used))
 
 
-def _read_queued_secs(schedule: Path) -> float:
-    """How long a thread could run and got no processor; 0 where the kernel does not say."""
-    try:
-        return int(schedule.read_text().split()[1]) / 1e9
-    except FileNotFoundError:
-        return 0.0
+def _read_queued_secs() -> dict[str, float]:
+    """Thread → how long it could run and got no processor."""
+    found = {"": 0.0}
+    for each in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            found[each.parent.name] = int(each.read_text().split()[1]) / 1e9
+    return found
 
 
 class WriterWatch:

@@ -124,7 +124,8 @@ def test_every_task_ends_and_no_token_outlives_its_session_whatever_its_result_i
         (task,) = await operations.tasks.create_tasks(
             new or NewTask("al", "go", ["brief"]), Operator()
         )
-        ended = await operations.tasks.show_task(task.id, 60)
+        while not (ended := await operations.tasks.show_task(task.id, 60)).has_ended:
+            pass
         assert ended.state in _ENDS and ended.error_code in _CODES, ended
         await operations.core.commit(lambda tx: None)
         assert await operations.core.read(list_task_tokens) == []
@@ -154,7 +155,8 @@ async def test_a_result_of_60_mib_keeps_nobody_waiting(tmp_path: Path) -> None:
         new = NewTask("al", "go", required_capabilities=["brevity"])
         with PauseWatch() as watch:
             (task,) = await operations.tasks.create_tasks(new, Operator())
-            ended = await operations.tasks.show_task(task.id, 100)
+            while not (ended := await operations.tasks.show_task(task.id, 60)).has_ended:
+                pass
         assert (ended.state, ended.error_code) == ("completed", None)
         print(f"longest pause {watch.worst * 1000:.0f} ms")
         # Threads that need no GIL count too if another process takes the processor meanwhile.
