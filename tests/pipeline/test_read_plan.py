@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gatepost.errors import PipelineError
 from gatepost.pipeline.read_plan import (
     ROW_GROUP,
+    FileVersion,
     Offsets,
     RowEstimate,
     SegmentFile,
@@ -19,6 +20,7 @@ from gatepost.pipeline.read_plan import (
     advance_offsets,
     archived_frontier,
     cut_times,
+    make_segment,
     moment_within,
     pack_slices,
     pending_lanes,
@@ -42,18 +44,14 @@ class Outboxes:
         first = len(lane) + 1
         lane.extend(times)
         self.segments.append(
-            SegmentFile(
+            make_segment(
                 node,
                 datetime.fromtimestamp(times[0] / 1000, UTC).date(),
-                f"{node}/{incarnation}/{first}",
                 incarnation,
-                first,
-                first + len(times) - 1,
-                0,
-                "",
-                min(times),
-                max(times),
-                at,
+                (first, first + len(times) - 1),
+                (min(times), max(times)),
+                FileVersion(b"", 0, at),
+                f"{incarnation}/{first}",
             )
         )
 
@@ -104,7 +102,7 @@ def test_only_segments_that_must_be_cut_are_looked_at() -> None:
     for start in range(0, 1000, 10):
         boxes.archive("n", range(start, start + 10))
     boxes.next({}, 505)
-    assert set(boxes.looked_at) == {"n/a/501"}
+    assert set(boxes.looked_at) == {"node=n/a/501"}
 
 
 def test_a_late_node_is_read_first_and_whole() -> None:
@@ -232,7 +230,7 @@ def test_every_row_once_in_its_order_and_never_too_many(
 
 
 def _segment(rows: int, name: str = "x") -> SegmentFile:
-    return SegmentFile(name, date(2026, 1, 1), name, "a", 1, rows, 0, "", 0, 0, 0)
+    return make_segment(name, date(2026, 1, 1), "a", (1, rows), (0, 0), FileVersion(b"", 0, 0))
 
 
 def test_a_large_segment_is_shared_at_row_groups() -> None:

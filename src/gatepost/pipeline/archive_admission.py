@@ -40,9 +40,9 @@ class ArchiveGate:
     def __init__(self, reader: ArchiveReader) -> None:
         self._reader = reader
         self._store = ArchiveStore.open(reader.uri)
-        # Path → SHA-256 of a file that was found right; and which of these have odd events.
-        self._right: dict[str, str] = {}
-        self._odd: dict[str, SegmentCheck] = {}
+        # Segments of which the file was found right; and which of these have odd events.
+        self._right: set[SegmentFile] = set()
+        self._odd: dict[SegmentFile, SegmentCheck] = {}
 
     def admit_nodes(self) -> AdmittedArchive:
         """The segments of all nodes that belong to the room."""
@@ -64,12 +64,10 @@ class ArchiveGate:
         self, transport: Transport, segments: Sequence[SegmentFile], id_age: int
     ) -> dict[str, SegmentCheck]:
         """Path → what was found, of segments that have a fault or odd events."""
-        unknown = [each for each in segments if self._right.get(each.path) != each.sha256]
+        unknown = [each for each in segments if each not in self._right]
         found = check_files(transport, self._reader.uri, unknown, id_age)
         self._remember(unknown, found)
-        return found | {
-            each.path: self._odd[each.path] for each in segments if each.path in self._odd
-        }
+        return found | {each.path: self._odd[each] for each in segments if each in self._odd}
 
     def try_segments(
         self, transport: Transport, segments: Sequence[SegmentFile], id_age: int
@@ -82,13 +80,13 @@ class ArchiveGate:
     def _remember(self, segments: Iterable[SegmentFile], found: Mapping[str, SegmentCheck]) -> None:
         """A file that was found right is not read again; one with a fault may be repaired."""
         for each in segments:
-            check = found.get(each.path, _NOTHING_FOUND)
-            self._odd.pop(each.path, None)
-            self._right.pop(each.path, None)
+            check = found.get(each.path, _NOTHING_FOUND) if found else _NOTHING_FOUND
+            self._odd.pop(each, None)
+            self._right.discard(each)
             if check.fault is None:
-                self._right[each.path] = each.sha256
+                self._right.add(each)
                 if check != _NOTHING_FOUND:
-                    self._odd[each.path] = check
+                    self._odd[each] = check
 
 
 def _sample_facts(store: ArchiveStore) -> Iterator[RoomFacts]:

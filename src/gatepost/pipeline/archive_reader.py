@@ -23,7 +23,7 @@ from gatepost.archive.schema import EVENT_SCHEMA
 from gatepost.archive.segment_table import READ_ERRORS, project_column
 from gatepost.archive.storage_uri import normalize_uri
 from gatepost.errors import ArchiveError
-from gatepost.pipeline.read_plan import ROW_GROUP, SegmentFile, Slice
+from gatepost.pipeline.read_plan import ROW_GROUP, FileVersion, SegmentFile, Slice, make_segment
 
 if TYPE_CHECKING:
     from gatepost.archive.manifest import ArchiveManifest
@@ -138,7 +138,7 @@ class ArchiveReader:
             return self._filesystem.open_input_file(self._file_path(segment))
         with self._filesystem.open_input_file(self._file_path(segment)) as file:
             content = file.read_buffer()
-        if hashlib.sha256(content).hexdigest() != segment.sha256:
+        if hashlib.sha256(content).digest() != segment.sha256:
             raise ArchiveError(f"{segment.path} is not the file its manifest lists: wrong SHA-256")
         return pa.BufferReader(content)
 
@@ -194,19 +194,16 @@ def _to_segment(
     day = _parse_day(match[1]) if match else None
     if day is None or listed.rows != listed.last - listed.first + 1:
         raise ArchiveError(f"{where} lists an impossible segment: {listed.path!r}")
-    return SegmentFile(
+    # All segments of an incarnation share one text.
+    incarnation = incarnations.setdefault(listed.incarnation, listed.incarnation)
+    return make_segment(
         node,
         day,
-        f"node={node}/{listed.path}",
-        # All segments of an incarnation share one text.
-        incarnations.setdefault(listed.incarnation, listed.incarnation),
-        listed.first,
-        listed.last,
-        listed.bytes,
-        listed.sha256,
-        listed.min_created_at,
-        listed.max_created_at,
-        listed.archived_at,
+        incarnation,
+        (listed.first, listed.last),
+        (listed.min_created_at, listed.max_created_at),
+        FileVersion(bytes.fromhex(listed.sha256), listed.bytes, listed.archived_at),
+        listed.path,
     )
 
 

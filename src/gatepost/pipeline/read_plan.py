@@ -10,13 +10,15 @@ So no node runs ahead of another by more than one batch; a node that comes back 
 the oldest rows and is read first.
 """
 
+import builtins
 import heapq
+import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
-from itertools import accumulate, groupby
-from operator import attrgetter
+from itertools import accumulate
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -90,23 +92,65 @@ class SetAside(Struct, frozen=True, rename="camel"):
         return f"{self.node}: {among}, {counted} not counted: {self.reason}"
 
 
-class SegmentFile(Struct, frozen=True, gc=False):
-    """A file that a manifest lists.
+class FileVersion(NamedTuple):
+    """The file of a segment: its digest and size, and when it was archived."""
 
-    `path` is relative to the archive's root; times are epoch milliseconds.
+    sha256: bytes
+    bytes: int
+    archived_at: int
+
+
+# SHA-256, bytes, least and greatest `created_at`, and `archived_at`.
+_SEGMENT_FACTS = struct.Struct("=32s4q")
+_UNPACK_NUMBER = struct.Struct("=q").unpack_from
+
+
+def _number_at(packed: bytes, place: int) -> int:
+    number: int = _UNPACK_NUMBER(packed, 32 + 8 * place)[0]
+    return number
+
+
+class SegmentFile(Struct, frozen=True, gc=False):
+    """A file that a manifest lists; times are epoch milliseconds.
+
+    An archive may have millions, all of them in the driver's memory: so most numbers and the digest
+    are packed, and a text that follows from other fields is not kept. `odd_path` is the path in the
+    node's folder if it is not the usual one.
     """
 
     node: str
     date: date
-    path: str
     incarnation: str
     first: int
     last: int
-    bytes: int
-    sha256: str
-    min_created_at: int
-    max_created_at: int
-    archived_at: int
+    packed: builtins.bytes
+    odd_path: str | None = None
+
+    @property
+    def sha256(self) -> builtins.bytes:
+        return self.packed[:32]
+
+    @property
+    def bytes(self) -> int:
+        return _number_at(self.packed, 0)
+
+    @property
+    def min_created_at(self) -> int:
+        return _number_at(self.packed, 1)
+
+    @property
+    def max_created_at(self) -> int:
+        return _number_at(self.packed, 2)
+
+    @property
+    def archived_at(self) -> int:
+        return _number_at(self.packed, 3)
+
+    @property
+    def path(self) -> str:
+        """The path below the archive's root."""
+        within = self.odd_path or usual_path(self.date, self.first, self.last)
+        return f"node={self.node}/{within}"
 
     @property
     def lane(self) -> LaneKey:
@@ -115,6 +159,26 @@ class SegmentFile(Struct, frozen=True, gc=False):
     @property
     def rows(self) -> int:
         return self.last - self.first + 1
+
+
+def make_segment(
+    node: str,
+    day: date,
+    incarnation: str,
+    seqs: tuple[int, int],
+    created_at: tuple[int, int],
+    file: FileVersion,
+    path: str | None = None,
+) -> SegmentFile:
+    """A segment with the first and last of its numbers, and the extremes of its times."""
+    odd = None if path == usual_path(day, *seqs) else path
+    packed = _SEGMENT_FACTS.pack(file.sha256, file.bytes, *created_at, file.archived_at)
+    return SegmentFile(node, day, incarnation, *seqs, packed, odd)
+
+
+def usual_path(day: date, first: int, last: int) -> str:
+    """Where a gateway puts a segment in its node's folder."""
+    return f"date={day}/{first:020}-{last:020}.parquet"
 
 
 class Slice(Struct, frozen=True, gc=False):
@@ -222,9 +286,12 @@ class PendingLane:
 
 def group_by_lane(segments: Iterable[SegmentFile]) -> dict[LaneKey, list[SegmentFile]]:
     """Lanes in a fixed order, each with its segments in sequence."""
-    ordered = sorted(segments, key=attrgetter("node", "incarnation", "first"))
-    by_lane = groupby(ordered, attrgetter("node", "incarnation"))
-    return {LaneKey(*key): list(found) for key, found in by_lane}
+    by_lane: dict[LaneKey, list[SegmentFile]] = {}
+    for segment in segments:
+        by_lane.setdefault(segment.lane, []).append(segment)
+    for found in by_lane.values():
+        found.sort(key=attrgetter("first"))
+    return {key: by_lane[key] for key in sorted(by_lane)}
 
 
 def pending_lanes(
@@ -284,11 +351,13 @@ def moment_within(lanes: Iterable[PendingLane], most: int, before: int, after: i
     A row also covers the time from `before` ms before it to `after` ms after it.
     """
     covered: list[tuple[int, int]] = []
-    stretches = sorted(stretch for lane in lanes for stretch in lane.stretches)
+    # Each lane has its stretches in order of time. Sorting all at once would take much memory.
+    stretches = heapq.merge(*(lane.stretches for lane in lanes), key=itemgetter(0))
+    earliest = None
     for due, first, last in stretches:
+        earliest = due if earliest is None else earliest
         covered = _add_stretch(covered, first - before, last + after)
         if sum(end - begin for begin, end in covered) > most + before + after:
-            earliest = stretches[0][0]
             return earliest + most if due == earliest else due - 1
     return None
 
@@ -534,7 +603,7 @@ def pack_slices(slices: Iterable[Slice], parallelism: int, most_rows: int) -> li
         parts.append(part)
         heapq.heapreplace(bins, (load + part.rows, index, parts))
     return [
-        sorted(parts, key=lambda p: (p.segment.path, p.first))
+        sorted(parts, key=lambda p: (p.segment.node, p.segment.date, p.first))
         for _, _, parts in sorted(bins, key=lambda b: b[1])
     ]
 
@@ -565,6 +634,9 @@ def cut_times(stretches: Sequence[RowEstimate], parts: int) -> list[int]:
 def _split_slice(piece: Slice, share: int) -> Iterator[Slice]:
     """Cut at row groups only."""
     step = max(1, round(share / ROW_GROUP)) * ROW_GROUP
+    if piece.skipped % ROW_GROUP + piece.rows <= step:
+        yield piece
+        return
     first = piece.first
     while first <= piece.last:
         group = (first - piece.segment.first) // ROW_GROUP * ROW_GROUP

@@ -43,7 +43,7 @@ class SegmentCheck(Struct, frozen=True):
 
 def check_content(content: pa.Buffer, segment: SegmentFile, id_age: int) -> SegmentCheck:
     """Check the file of a segment; ids are at most `id_age` ms older than their event."""
-    if content.size != segment.bytes or hashlib.sha256(content).hexdigest() != segment.sha256:
+    if content.size != segment.bytes or hashlib.sha256(content).digest() != segment.sha256:
         return SegmentCheck("the file is not the one that was archived")
     try:
         fault = _find_wrong_schema(content, segment)

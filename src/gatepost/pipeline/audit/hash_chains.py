@@ -18,7 +18,7 @@ from gatepost.archive.manifest import ArchiveManifest
 from gatepost.errors import ChainError
 from gatepost.events.chain import ChainHead, extend_chain, genesis_chain, verify_head
 from gatepost.pipeline.audit.trust import SeenHeads
-from gatepost.pipeline.read_plan import SegmentFile
+from gatepost.pipeline.read_plan import FileVersion, SegmentFile, make_segment
 
 CHAIN_COLUMNS: Final = (
     *("seq", "digest", "group_first", "chain", "signature", "body", "created_at"),
@@ -48,18 +48,14 @@ class SegmentLink(Struct, frozen=True):
     @property
     def listed_file(self) -> SegmentFile:
         """The segment as `run` knows it; its date does not matter to an audit."""
-        return SegmentFile(
+        return make_segment(
             self.node,
             date.min,
-            self.path,
             self.incarnation,
-            self.first,
-            self.last,
-            self.bytes,
-            self.sha256,
-            self.min_created_at,
-            self.max_created_at,
-            0,
+            (self.first, self.last),
+            (self.min_created_at, self.max_created_at),
+            FileVersion(builtins.bytes.fromhex(self.sha256), self.bytes, 0),
+            self.path.partition("/")[2],
         )
 
 

@@ -90,7 +90,7 @@ def survey_events(transport: Transport, source: NewEvents, wanted: SurveyRequest
                 hours.update(hours_of(events, id_age).tolist())
         yield [file.encode() for file in _write_activity(counted, wanted.activity)], sorted(hours)
 
-    found = run_on_executors(transport, _plan_shares(transport, source), survey_share)
+    found = run_on_executors(transport, plan_shares(transport, source), survey_share)
     files = [WrittenFile.decode(file) for files, _ in found for file in files]
     return SurveyResult(files, {hour for _, hours in found for hour in hours})
 
@@ -146,7 +146,7 @@ def write_deliveries(
             for file in write_rows(DELIVERIES, rows, folder):
                 yield RESULT_PART, encode_parts([file.encode()])
 
-    shares: list[list[Slice] | StoredFile] = [*_plan_shares(transport, source), *stored]
+    shares: list[list[Slice] | StoredFile] = [*plan_shares(transport, source), *stored]
     found = map(
         decode_parts, transport.run(shares, read_blocks, FoldStep(len(cuts) + 1, fold_blocks))
     )
@@ -165,7 +165,7 @@ def _file_estimate(file: StoredFile) -> RowEstimate:
     return RowEstimate(file.value * HOUR_MS, (file.value + 1) * HOUR_MS - 1, file.rows)
 
 
-def _plan_shares(transport: Transport, source: NewEvents) -> list[list[Slice]]:
+def plan_shares(transport: Transport, source: NewEvents) -> list[list[Slice]]:
     return read_plan.pack_slices(source.slices, transport.slots, _READ_ROWS)
 
 

@@ -153,8 +153,9 @@ def _choose_pairs(rng: np.random.Generator, agents: int, wanted: int) -> IntArra
 
     The opposite direction is left to replies, which have an order of their own.
     """
-    every = np.array([(a, b) for a in range(agents) for b in range(a + 1, agents)], dtype=np.int64)
-    return every[rng.permutation(len(every))[:wanted]]
+    every = np.stack(np.triu_indices(agents, 1), axis=1)
+    chosen: IntArray = every[rng.permutation(len(every))[:wanted]]
+    return chosen
 
 
 def _payload_sizes(rng: np.random.Generator) -> list[int]:
