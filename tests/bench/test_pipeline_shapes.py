@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -10,16 +11,21 @@ from gatepost.bench.pipeline_shapes import (
     SHAPES,
     ArchiveShape,
     measure_shape,
+    plan_run,
     render_shape,
     shape_named,
+    write_manifests,
     write_shaped_archive,
 )
 from gatepost.pipeline import small_tables
 from gatepost.pipeline.jobs import hourly_tables
 from gatepost.pipeline.jobs.pipeline import backfill_tables
 from gatepost.pipeline.tables.schemas import DELIVERIES, SLO, TRAFFIC
-from gatepost.pipeline.transport import LocalTransport
+from gatepost.pipeline.transport import LocalTransport, SparkTransport
 from tests.pipeline.cluster import standalone_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # As docs/pipeline.md states it, for an executor with a heap of 1 GiB and one core.
 MOST_MIB = 2048
@@ -70,6 +76,16 @@ def test_a_shape_takes_other_numbers_of_nodes_and_segments(
     assert shape.events == events
     assert shape.nodes == (nodes or SHAPES[name].nodes)
     assert shape.deliveries_per_segment == SHAPES[name].deliveries_per_segment
+
+
+def test_a_plan_alone_carries_every_segment_to_executors(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    shape = ArchiveShape(nodes=20, senders=20, segments=50, deliveries=3000)
+    write_manifests(tmp_path, shape)
+    transport = SparkTransport(spark)
+    assert plan_run(transport, str(tmp_path), "").events == shape.events == 9000
+    assert (transport.queries, transport.input_rows) == (2, 18_000)
 
 
 @pytest.mark.full

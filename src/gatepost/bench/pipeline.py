@@ -26,6 +26,7 @@ from gatepost.errors import BenchFailed
 
 if TYPE_CHECKING:
     from gatepost.events import NodeKey
+    from gatepost.pipeline.synth import ArchiveTruth
     from gatepost.pipeline.transport import Transport
 
 _LIFECYCLE_QUERY = """
@@ -46,11 +47,14 @@ FROM told GROUP BY ALL
 Engine = Literal["local", "sql"]
 """`local` is this process with the same kernels, `sql` is Spark SQL alone."""
 
+_HOUR_MS = 3_600_000
 # A run with one percent more events may take this share of a full run.
 _MORE_SHARE = 0.05
 
 
 class PipelineBenchOptions(Struct, frozen=True):
+    """`archives` are folders that an earlier benchmark kept; without them archives are written."""
+
     sizes: tuple[int, ...] = (10_000_000, 50_000_000)
     nodes: int = 8
     master: str = "local[*]"
@@ -58,6 +62,7 @@ class PipelineBenchOptions(Struct, frozen=True):
     hours: int | None = None
     # Engines that make the tables of all events too, after Spark with kernels.
     engines: tuple[Engine, ...] = ()
+    archives: tuple[Path, ...] = ()
 
 
 class TimedRun(Struct, frozen=True):
@@ -75,10 +80,12 @@ class SizeResult(Struct, frozen=True):
 
     `allowed_seconds` is the objective for the second run with its session start: five percent of
     the first run, and a session start. `levels` is a run of the lifecycle and service level tables
-    alone.
+    alone. `hours` is the time that the events span.
     """
 
     events: int
+    nodes: int
+    hours: int
     archive_bytes: int
     levels: TimedRun
     full: TimedRun
@@ -99,49 +106,78 @@ class PipelineBenchResult(Struct, frozen=True):
 def bench_pipeline(
     folder: Path, options: PipelineBenchOptions, step: Callable[[str], object] = str
 ) -> PipelineBenchResult:
-    """Measure every size in a temporary folder; calls `step` with each step's description."""
+    """Measure every archive in a temporary folder; calls `step` with each step's description."""
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = []
-    for events in options.sizes:
+    results = []
+    for made in options.archives or options.sizes:
         with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as work_dir:
-            sizes.append(measure_size(Path(work_dir), events, options, step))
-    return PipelineBenchResult(describe_machine(), options, sizes)
+            archive = Path(work_dir, "archive") if isinstance(made, int) else made
+            if isinstance(made, int):
+                step(f"{made:,} events: writing the archive")
+                write_archive(archive, made, options)
+            results.append(measure_archive(Path(work_dir), str(archive), options, step))
+    return PipelineBenchResult(describe_machine(), options, results)
 
 
-def measure_size(
-    work_dir: Path, events: int, options: PipelineBenchOptions, step: Callable[[str], object]
-) -> SizeResult:
+def write_archive(archive: Path, events: int, options: PipelineBenchOptions) -> None:
     from gatepost.pipeline.synth import SynthOptions as Synth
-    from gatepost.pipeline.synth import generate_archive, node_keys
+    from gatepost.pipeline.synth import generate_archive
 
-    archive, tables = str(work_dir / "archive"), str(work_dir / "tables")
     # With segments this small, the last four of a node are about one percent of its events.
     rows = max(1000, events // options.nodes // 400)
-    step(f"{events:,} events: writing the archive")
     jobs = os.cpu_count() or 1
-    shape = Synth(
-        events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs, hours=options.hours
+    generate_archive(
+        str(archive),
+        Synth(
+            events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs, hours=options.hours
+        ),
     )
-    truth = generate_archive(archive, shape)
-    kept = hold_back_segments(archive, truth.events // 100, node_keys(shape))
-    step(f"{events:,} events: lifecycles and service levels")
-    levels = _time_job(archive, str(work_dir / "levels"), options.master, _run_service_levels)
-    step(f"{events:,} events: the full run")
-    full = _time_job(archive, tables, options.master, _run_pipeline)
-    restore_manifests(archive, kept)
-    step(f"{events:,} events: one percent more")
+
+
+def _read_truth(archive: str) -> "ArchiveTruth":
+    from gatepost.pipeline.synth import ArchiveTruth
+    from gatepost.pipeline.synth.ground_truth import TRUTH_FILE
+
+    content = ArchiveStore.open(archive).read_file(TRUTH_FILE)
+    if content is None:
+        raise BenchFailed(f"{archive} is not an archive that `gatepost pipeline synth` wrote")
+    return msgspec.json.decode(content, type=ArchiveTruth)
+
+
+def measure_archive(
+    work_dir: Path, archive: str, options: PipelineBenchOptions, step: Callable[[str], object]
+) -> SizeResult:
+    """Make tables of a synthetic archive; its last segments are held back from the first run."""
+    from gatepost.pipeline.synth import SynthOptions as Synth
+    from gatepost.pipeline.synth import node_keys
+
+    truth, tables = _read_truth(archive), str(work_dir / "tables")
+    events, nodes = truth.events, len(truth.nodes)
+    hours = -(-(truth.end - truth.start) // _HOUR_MS)
+    about = f"{events:,} events of {nodes:,} nodes over {hours} h"
+    keys = node_keys(Synth(events=events, nodes=nodes, seed=truth.seed))
+    kept = hold_back_segments(archive, events // 100, keys)
+    try:
+        step(f"{about}: lifecycles and service levels")
+        levels = _time_job(archive, str(work_dir / "levels"), options.master, _run_service_levels)
+        step(f"{about}: the full run")
+        full = _time_job(archive, tables, options.master, _run_pipeline)
+    finally:
+        restore_manifests(archive, kept)
+    step(f"{about}: one percent more")
     more = _time_job(archive, tables, options.master, _run_pipeline)
-    if full.events + more.events != truth.events:
-        raise BenchFailed(f"{truth.events} events were archived, {full.events + more.events} read")
+    if full.events + more.events != events:
+        raise BenchFailed(f"{events} events were archived, {full.events + more.events} read")
     engines: dict[str, TimedRun] = {}
     for engine in options.engines:
-        step(f"{events:,} events: --engine {engine}")
+        step(f"{about}: --engine {engine}")
         engines[engine] = _time_engine(engine, archive, str(work_dir / engine), options.master)
-    step(f"{events:,} events: DuckDB")
+    step(f"{about}: DuckDB")
     size, duckdb = _parquet_bytes(Path(archive)), _time_duckdb(archive)
     share = more.seconds / full.seconds
     allowed = _MORE_SHARE * full.seconds + full.session_seconds
-    return SizeResult(truth.events, size, levels, full, more, share, allowed, duckdb, engines)
+    figures = (levels, full, more, share, allowed, duckdb, engines)
+    return SizeResult(events, nodes, hours, size, *figures)
 
 
 def _run_pipeline(transport: "Transport", archive: str, tables: str) -> int:
@@ -258,19 +294,18 @@ def render_result(result: PipelineBenchResult) -> RenderableType:
     for heading in ("", "events", "seconds", "events/s", "session s", "peak MiB"):
         table.add_column(heading, justify="right" if heading else "left")
     for size in result.sizes:
-        _add_rows(table, size)
+        _add_rows(table, size, result.sizes[0])
     about = result.machine
-    hours = result.options.hours
-    span = f" over {hours} hours" if hours else ""
     return Group(
         table,
         f"Durability: {result.durability}",
         f"Machine: {about.cores} cores, Python {about.python}, {about.system};"
-        f" {result.options.nodes} nodes{span}, Spark on {result.options.master}",
+        f" Spark on {result.options.master}",
     )
 
 
-def _add_rows(table: Table, size: SizeResult) -> None:
+def _add_rows(table: Table, size: SizeResult, first: SizeResult) -> None:
+    table.add_row(f"[bold]{size.nodes:,} nodes, {size.hours:,} h[/bold]")
     phases = {
         "lifecycle + SLO": size.levels,
         "full run, all tables": size.full,
@@ -281,6 +316,9 @@ def _add_rows(table: Table, size: SizeResult) -> None:
         figures = (f"{phase.seconds:.1f}", f"{phase.per_sec:,.0f}", f"{phase.session_seconds:.1f}")
         table.add_row(name, f"{phase.events:,}", *figures, f"{phase.peak_mib:,}")
     table.add_row("… of the full run's time", "", f"{size.share:.1%}")
+    if size is not first:
+        of_first = size.full.per_sec / first.full.per_sec
+        table.add_row("rate of the full run, of the first's", "", f"{of_first:.2f}")
     took = size.more.session_seconds + size.more.seconds
     verdict = "within" if took <= size.allowed_seconds else "over"
     limit = f"… cold: {took:.1f} s, {verdict} 5 % and a session start"

@@ -5,14 +5,15 @@ processes every message. All of it happens within one hour. The archives are sig
 chained: `run` takes them in, and an audit would not.
 """
 
+import hashlib
 import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from rich.console import Group, RenderableType
@@ -22,14 +23,16 @@ from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, ArchiveSegment
 from gatepost.bench.mailbox import BenchMachine, describe_machine
-from gatepost.bench.process_memory import EXECUTOR_NAME, watch_largest_tree, watch_memory
+from gatepost.bench.process_memory import EXECUTOR_NAME, peak_rss, watch_largest_tree, watch_memory
 from gatepost.errors import BenchFailed
 from gatepost.events import NodeKey
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from gatepost.pipeline.jobs.pipeline import RunSummary
     from gatepost.pipeline.kernels.columns import Numbers
+    from gatepost.pipeline.transport import FoldStep, PartBlock, SparkTransport
 
 # 2026-03-03T08:00:00Z
 _START: Final = 1_772_524_800_000
@@ -75,7 +78,11 @@ def shape_named(name: str, nodes: int | None = None, segments: int | None = None
 
 
 class ShapeResult(Struct, frozen=True):
-    """`executor_mib` is the most memory of one executor with its Python workers."""
+    """`executor_mib` is the most memory of one executor with its Python workers.
+
+    `driver_mib` is that of the driver with its children, `python_mib` that of its Python process
+    alone. If only a plan was measured, no event was read.
+    """
 
     machine: BenchMachine
     name: str
@@ -86,6 +93,8 @@ class ShapeResult(Struct, frozen=True):
     seconds: float
     driver_mib: int
     executor_mib: int
+    python_mib: int
+    is_plan: bool = False
 
 
 def write_shaped_archive(root: Path, shape: ArchiveShape) -> None:
@@ -101,19 +110,22 @@ def write_shaped_archive(root: Path, shape: ArchiveShape) -> None:
 
 
 def _write_nodes(root: Path, shape: ArchiveShape, nodes: range) -> None:
-    store = ArchiveStore.open(str(root))
     for node in nodes:
         folder = root / f"node={_node_name(node)}"
         segments = [_write_segment(folder, rows) for rows in _cut_segments(shape, node)]
-        listed = ArchiveManifest(
-            node=_node_name(node),
-            public_key=b"",
-            incarnations=(ArchivedIncarnation(_INCARNATION, 1),),
-            segments=tuple(segments),
-            archived_through=segments[-1].last if segments else 0,
-        )
-        key = NodeKey(node.to_bytes(32, "big"))
-        manifest.write_manifest(store, manifest.sign_manifest(listed, key))
+        _write_manifest(root, node, segments)
+
+
+def _write_manifest(root: Path, node: int, segments: Sequence[ArchiveSegment]) -> None:
+    listed = ArchiveManifest(
+        node=_node_name(node),
+        public_key=b"",
+        incarnations=(ArchivedIncarnation(_INCARNATION, 1),),
+        segments=tuple(segments),
+        archived_through=segments[-1].last if segments else 0,
+    )
+    key = NodeKey(node.to_bytes(32, "big"))
+    manifest.write_manifest(ArchiveStore.open(str(root)), manifest.sign_manifest(listed, key))
 
 
 def _cut_segments(shape: ArchiveShape, node: int) -> "Iterator[pa.Table]":
@@ -244,16 +256,18 @@ def _is_required_number(field: "pa.Field") -> bool:
     return is_number and not field.nullable
 
 
-def _write_segment(folder: Path, rows: "pa.Table") -> ArchiveSegment:
-    import hashlib
+def _segment_path(first: int, last: int) -> str:
+    return f"date={_DATE}/{first:020}-{last:020}.parquet"
 
+
+def _write_segment(folder: Path, rows: "pa.Table") -> ArchiveSegment:
     import pyarrow.compute as pc
 
     from gatepost.archive.segment_encoding import encode_parquet
 
     first, last = rows["seq"][0].as_py(), rows["seq"][-1].as_py()
     content = encode_parquet(rows)
-    path = f"date={_DATE}/{first:020}-{last:020}.parquet"
+    path = _segment_path(first, last)
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_bytes(content)
     times = pc.min_max(rows["created_at"]).as_py()
@@ -280,6 +294,8 @@ def measure_shape(
     shape: ArchiveShape | None = None,
 ) -> ShapeResult:
     """Write an archive of this shape, and make all tables of it in one run."""
+    from gatepost.pipeline.jobs.pipeline import update_tables
+
     shape = shape or SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as work_dir:
@@ -287,13 +303,105 @@ def measure_shape(
         step(f"{name}: writing {shape.events:,} events of {shape.nodes:,} nodes")
         write_shaped_archive(archive, shape)
         step(f"{name}: the full run")
-        return _time_run(str(archive), str(tables), name, shape, master)
+        return _time_job(update_tables, str(archive), str(tables), name, shape, master)
 
 
-def _time_run(
-    archive: str, tables: str, name: str, shape: ArchiveShape, master: str
+def measure_plan(
+    folder: Path,
+    name: str,
+    master: str,
+    step: Callable[[str], object] = str,
+    shape: ArchiveShape | None = None,
 ) -> ShapeResult:
-    from gatepost.pipeline.jobs.pipeline import update_tables
+    """Plan a run over an archive of this shape of which only the manifests exist.
+
+    The plan is made in this process and carried to executors, which count its rows.
+    """
+    shape = shape or SHAPES[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as work_dir:
+        archive = Path(work_dir, "archive")
+        step(f"{name}: writing the manifests of {shape.nodes:,} nodes")
+        write_manifests(archive, shape)
+        step(f"{name}: planning a run")
+        return _time_job(plan_run, str(archive), "", name, shape, master)
+
+
+def write_manifests(root: Path, shape: ArchiveShape) -> None:
+    for node in range(shape.nodes):
+        _write_manifest(root, node, [*_list_segments(shape, node)])
+
+
+def _list_segments(shape: ArchiveShape, node: int) -> Iterator[ArchiveSegment]:
+    """Segments as manifests list them; there are no files."""
+    rows = shape.deliveries_per_segment * _EVENTS_PER_DELIVERY
+    for number in range(shape.segments):
+        first, last = number * rows + 1, (number + 1) * rows
+        at = _START + number * _HOUR_MS // shape.segments
+        yield ArchiveSegment(
+            path=_segment_path(first, last),
+            incarnation=_INCARNATION,
+            first=first,
+            last=last,
+            rows=rows,
+            bytes=10_000 + number,
+            sha256=hashlib.sha256(f"{node}/{number}".encode()).hexdigest(),
+            min_created_at=at,
+            max_created_at=at + _HOUR_MS // shape.segments,
+            chain="0" * 64,
+            archived_at=at + _HOUR_MS,
+        )
+
+
+def plan_run(transport: "SparkTransport", archive: str, _: str) -> "RunSummary":
+    """Plan as the first `run` does: once to check all files, and once to read them."""
+    from gatepost.pipeline.archive_reader import ArchiveReader
+    from gatepost.pipeline.jobs.batch_ledger import NO_BATCH, PipelineBatch
+    from gatepost.pipeline.jobs.batch_plan import BatchPlanner
+    from gatepost.pipeline.jobs.deliveries import NewEvents, plan_shares
+    from gatepost.pipeline.jobs.pipeline import RunSummary
+    from gatepost.pipeline.objectives import Objectives
+
+    counting = _CountingTransport(transport)
+    planner = BatchPlanner(counting, ArchiveReader(archive), Objectives())
+    plan = planner.plan_next(NO_BATCH, None)
+    assert plan is not None
+    slices = planner.slices_of(PipelineBatch(1, {}, plan.end))
+    counting.run(plan_shares(transport, NewEvents(archive, slices)), _count_share)
+    return RunSummary(1, counting.last_rows)
+
+
+class _CountingTransport:
+    """Carries shares to executors, which count their rows and do nothing else."""
+
+    queries = input_rows = last_rows = 0
+
+    def __init__(self, transport: "SparkTransport") -> None:
+        self._transport = transport
+        self.slots = transport.slots
+
+    def run(
+        self, shares: Sequence[Any], read: Callable[[Any], object], *folds: "FoldStep"
+    ) -> list[bytes]:
+        counted = self._transport.run(shares, _count_share)
+        self.last_rows = sum(map(int, counted))
+        return []
+
+
+def _count_share(share: object) -> "Iterator[PartBlock]":
+    from gatepost.pipeline.transport import RESULT_PART, count_rows
+
+    yield RESULT_PART, str(count_rows(share)).encode()
+
+
+def _time_job(
+    job: "Callable[[SparkTransport, str, str], RunSummary]",
+    archive: str,
+    tables: str,
+    name: str,
+    shape: ArchiveShape,
+    master: str,
+) -> ShapeResult:
     from gatepost.pipeline.session import spark_session
     from gatepost.pipeline.transport import SparkTransport
 
@@ -301,18 +409,18 @@ def _time_run(
         start = time.perf_counter()
         with spark_session(master, name="bench", brief=True) as spark:
             session = time.perf_counter() - start
-            ran = update_tables(SparkTransport(spark), archive, tables)
+            ran = job(SparkTransport(spark), archive, tables)
             seconds = time.perf_counter() - start - session
     if ran.events != shape.events or ran.aside:
         raise BenchFailed(f"{shape.events} events were archived, {ran.events} read")
-    peaks = driver[0] // 2**20, executor[0] // 2**20
-    return ShapeResult(
-        describe_machine(), name, shape, master, ran.events, session, seconds, *peaks
-    )
+    peaks = driver[0] // 2**20, executor[0] // 2**20, peak_rss() // 2**20
+    figures = (ran.events, session, seconds, *peaks, job is plan_run)
+    return ShapeResult(describe_machine(), name, shape, master, *figures)
 
 
 def render_shape(result: ShapeResult) -> RenderableType:
-    table = Table(title=f"pipeline, {result.name}", title_justify="left")
+    what = "planning a run alone" if result.is_plan else "a run"
+    table = Table(title=f"pipeline, {result.name}: {what}", title_justify="left")
     for heading in ("nodes", "segments", "events", "seconds", "session s", "executor MiB"):
         table.add_column(heading, justify="right")
     shape = result.shape
@@ -327,7 +435,8 @@ def render_shape(result: ShapeResult) -> RenderableType:
     about = result.machine
     return Group(
         table,
-        f"Memory of the driver and its children: {result.driver_mib:,} MiB",
+        f"Memory of the driver and its children: {result.driver_mib:,} MiB;"
+        f" of its Python process: {result.python_mib:,} MiB",
         f"Machine: {about.cores} cores, Python {about.python}, {about.system};"
         f" Spark on {result.master}",
     )

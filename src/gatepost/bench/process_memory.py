@@ -1,6 +1,7 @@
 """Peak memory of processes on this machine while a block runs, from /proc."""
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,11 @@ EXECUTOR_NAME: Final = "CoarseGrainedExecutorBackend"
 """A word on the command line of every executor of a Spark cluster."""
 
 _INTERVAL = 0.5
+
+
+def peak_rss() -> int:
+    """Peak resident bytes of this process alone."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from cyclopts.validators import Number
 
 from gatepost import config
 from gatepost.cli import output
-from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
+from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
 from gatepost.cli.problems import usage_problem
 from gatepost.cli.spark_jobs import require_pipeline
 
@@ -315,6 +315,8 @@ def bench_pipeline(
     segments: PositiveInt | None = None,
     master: str = "local[*]",
     shape: Literal["one-sender", "many-nodes"] | None = None,
+    plan: Flag = False,
+    archives: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
     folder: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
@@ -330,6 +332,8 @@ def bench_pipeline(
       gatepost bench pipeline --events 10000000 --hours 168 --engines local sql
       gatepost bench pipeline --shape one-sender --master spark://host:7077
       gatepost bench pipeline --shape many-nodes --nodes 3000 --segments 100
+      gatepost bench pipeline --shape many-nodes --nodes 3000 --segments 1000 --plan
+      gatepost bench pipeline --archives /data/one-hour /data/a-week
 
     Parameters
     ----------
@@ -349,6 +353,10 @@ def bench_pipeline(
     shape
         Measure one run over an archive that is hard to divide instead: one sender with ten million
         deliveries in an hour, or a thousand nodes with a hundred segments each.
+    plan
+        With --shape: write manifests alone, and only plan a run and hand its work to executors.
+    archives
+        Measure these archives of `gatepost pipeline synth` instead of writing new ones.
     folder
         Folder for archives and tables. Default: $GATEPOST_HOME, else ~/.gatepost.
     """
@@ -358,16 +366,18 @@ def bench_pipeline(
 
     home = _bench_folder(folder)
     if shape is not None:
-        if events or hours or engines:
-            raise usage_problem("--shape takes --nodes and --segments alone")
-        _bench_shape(home, shape, (nodes, segments), master, options)
+        if events or hours or engines or archives:
+            raise usage_problem("--shape takes --nodes, --segments and --plan alone")
+        _bench_shape(home, shape, (nodes, segments), master, plan, options)
         return
-    if segments:
-        raise usage_problem("--segments is for --shape")
+    if segments or plan:
+        raise usage_problem("--segments and --plan are for --shape")
+    if archives and (events or nodes or hours):
+        raise usage_problem("--archives are measured as they are")
     known = measured.PipelineBenchOptions()
     sizes = tuple(events) if events else known.sizes
     wanted = measured.PipelineBenchOptions(
-        sizes, nodes or known.nodes, master, hours, tuple(engines or ())
+        sizes, nodes or known.nodes, master, hours, tuple(engines or ()), tuple(archives or ())
     )
     with require_pipeline():
         result = measured.bench_pipeline(home, wanted, output.print_hint)
@@ -400,15 +410,17 @@ def _bench_shape(
     name: str,
     size: tuple[int | None, int | None],
     master: str,
+    plan: bool,
     options: OutputOptions,
 ) -> None:
     from rich.console import Console
 
     from gatepost.bench import pipeline_shapes
 
+    measure = pipeline_shapes.measure_plan if plan else pipeline_shapes.measure_shape
     with require_pipeline():
         shape = pipeline_shapes.shape_named(name, *size)
-        result = pipeline_shapes.measure_shape(folder, name, master, output.print_hint, shape)
+        result = measure(folder, name, master, output.print_hint, shape)
     console = Console(highlight=False)
     shown = pipeline_shapes.render_shape(result)
     output.print_result(options, result, lambda: console.print(shown))
