@@ -3,6 +3,7 @@
 import pytest
 
 from gatepost.mailbox import MailboxPolicy, sweep
+from gatepost.mailbox.leases import format_lease_handle, parse_lease_handle
 from tests.mailbox.harness import MailboxHarness, codes, ids
 
 
@@ -44,6 +45,43 @@ def test_messages_of_one_take_are_settled_in_any_order(harness: MailboxHarness) 
     assert codes(harness.ack(b)) == ["stale_receipt"]
     harness.tick(5_000)
     assert harness.take(5) == ["b"]
+
+
+def test_an_ack_of_some_messages_leaves_those_between_them_leased(harness: MailboxHarness) -> None:
+    harness.send("a", "b", "c", "d", "e", ordered=False)
+    a, b, c, d, e = harness.dequeue(5)
+    settled = harness.ack(e, a, b)
+    assert (settled.settled, codes(settled)) == (3, [])
+    states = {"a": "acked", "b": "acked", "c": "in_flight", "d": "in_flight", "e": "acked"}
+    assert harness.states() == states
+    again = harness.ack(a, b, c, d, e)
+    assert (again.settled, codes(again)) == (2, []), "what was acked before counts no second time"
+    assert set(harness.states().values()) == {"acked"}
+
+
+def test_an_ack_of_a_run_spares_messages_that_another_consumer_leased_since(
+    harness: MailboxHarness,
+) -> None:
+    harness.send("a", "b", "c", ordered=False)
+    a, b, c = harness.dequeue(3)
+    harness.nack(b)
+    harness.tick(5_000)
+    (again,) = harness.dequeue()
+    assert codes(harness.ack(a, b, c)) == ["stale_receipt"]
+    assert harness.states() == {"a": "acked", "b": "in_flight", "c": "acked"}
+    assert codes(harness.ack(again)) == []
+
+
+def test_a_consumer_cannot_tell_the_lease_handles_of_another_from_its_own(
+    harness: MailboxHarness,
+) -> None:
+    harness.send("a", "b", ordered=False)
+    mine, other = harness.dequeue(consumer="c1")[0], harness.dequeue(consumer="c2")[0]
+    (mail, lease), (next_mail, _) = map(parse_lease_handle, (mine.receipt, other.receipt))
+    guess = format_lease_handle(next_mail, lease + next_mail - mail)
+    forged = harness.do(lambda tx: harness.dispatcher.ack(tx, "bob", [mine.receipt, guess], []))
+    assert codes(forged) == ["stale_receipt"]
+    assert harness.states() == {"a": "acked", "b": "in_flight"}
 
 
 def test_a_message_that_backs_off_holds_nobody_up(harness: MailboxHarness) -> None:
@@ -184,6 +222,14 @@ def test_a_consumer_with_little_credit_leaves_its_share_to_the_others(
     got = [harness.waiter(credit, f"c{number}")[1] for number, credit in enumerate((1, 64, 64))]
     harness.send(*(f"m{number}" for number in range(31)), ordered=False)
     assert [len(each) for each in got] == [1, 15, 15]
+
+
+def test_what_a_small_credit_leaves_over_is_shared_again_in_the_same_group(
+    harness: MailboxHarness,
+) -> None:
+    got = [harness.waiter(credit, f"c{number}")[1] for number, credit in enumerate((2, 30, 30))]
+    harness.send(*(f"m{number}" for number in range(40)), ordered=False)
+    assert [len(each) for each in got] == [2, 19, 19]
 
 
 def test_ordered_mail_is_leased_in_whole_runs_beside_a_share(harness: MailboxHarness) -> None:

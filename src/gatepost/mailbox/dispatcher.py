@@ -29,10 +29,12 @@ from gatepost.mailbox.leases import (
     READY,
     MailboxRef,
     MailChoice,
+    ReadyMail,
     TakenMail,
     extend_lease,
     leases_held_by,
     parse_lease_handle,
+    read_ready,
     release_lease,
     reread_leases,
     take_mail,
@@ -249,24 +251,21 @@ class Dispatcher:
         self._unordered = None
 
     def _take_mail(
-        self,
-        tx: Tx,
-        box: MailboxRef,
-        consumer: str,
-        limit: int,
-        choice: MailChoice = READY,
+        self, tx: Tx, box: MailboxRef, consumer: str, limit: int, choice: MailChoice = READY
     ) -> TakenMail:
-        return self._note_taken(
-            take_mail(tx, box, consumer, limit, self.policy, self._lease_ids, choice)
+        ready, ids = read_ready(tx, box.id, limit, choice), self._lease_ids
+        taken = take_mail(
+            tx, box, ready, consumer, limit, self.policy, ids, whole_pairs=choice.whole_pairs
         )
+        return self._note_taken(taken)
 
     def _take_share(
-        self, tx: Tx, box: MailboxRef, consumer: str, limit: int, share: int
+        self, tx: Tx, waiter: Waiter, ready: ReadyMail, limit: int, share: int
     ) -> TakenMail:
-        """Take mail for one of several waiters: up to `share` unordered messages."""
-        ids = self._lease_ids
+        """Take ready mail for one of several waiters: up to `share` unordered messages."""
+        box, consumer, ids = waiter.mailbox, waiter.consumer, self._lease_ids
         return self._note_taken(
-            take_mail(tx, box, consumer, limit, self.policy, ids, unordered_limit=share)
+            take_mail(tx, box, ready, consumer, limit, self.policy, ids, unordered_limit=share)
         )
 
     def _note_taken(self, taken: TakenMail) -> TakenMail:

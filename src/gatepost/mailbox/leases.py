@@ -3,10 +3,14 @@
 A pair has at most one lease, and its next message waits until that lease is settled. This rule
 alone makes delivery FIFO per pair. An unordered message has a lease of its own, so that several
 consumers share the unordered mail of one sender. The oldest message goes first.
+
+The ids of the leases that one take opens on consecutive unordered messages are consecutive too, so
+that a statement changes all of them. The first is random, and one consumer holds them all: it
+learns no id of a lease that another holds.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from heapq import merge
 from operator import itemgetter
 
@@ -32,6 +36,8 @@ from gatepost.wire.operations import LeasedMessage
 _MAX_MESSAGES = 1000
 _MAX_BYTES = 4 << 20
 _MAX_ROWS_PER_READ = 64  # of one pair at a time
+# The lease ids of a run count up, and have at most 63 bits.
+_MAX_FIRST_LEASE_ID = (1 << 63) - _MAX_MESSAGES
 
 _SET_IN_FLIGHT, _IF_PENDING = transition_sql(MailInput.DEQUEUE)
 _SET_PENDING_AGAIN, _IF_NACKED = transition_sql(MailInput.RETRY)
@@ -58,14 +64,6 @@ FROM mail m INDEXED BY mail_queue JOIN body b ON b.id = m.id
      JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS}
 WHERE m.mailbox = ? AND m.{readiness} AND m.expires_at > ? AND m.{_IF_WAITING} AND m.{IS_UNORDERED}
 ORDER BY m.rank, m.arrival LIMIT ?
-"""
-
-
-_COUNT_UNORDERED_READY = f"""
-SELECT count(*) FROM (
-    SELECT 1 FROM mail INDEXED BY mail_queue
-    WHERE mailbox = ? AND not_before = 0 AND {_IF_WAITING} AND {IS_UNORDERED} LIMIT ?
-)
 """
 
 
@@ -98,6 +96,9 @@ _NOT_BEFORE, _SENDER = 11, 12
 _RETRY_MAIL = f"UPDATE mail SET {_SET_PENDING_AGAIN}, not_before = 0 WHERE id = ? AND {_IF_NACKED}"
 _DEQUEUE_MAIL = f"""
 UPDATE mail SET {_SET_IN_FLIGHT}, lease = ? WHERE id BETWEEN ? AND ? AND {_IF_PENDING}
+"""
+_DEQUEUE_UNORDERED = f"""
+UPDATE mail SET {_SET_IN_FLIGHT}, lease = id + ? WHERE id BETWEEN ? AND ? AND {_IF_PENDING}
 """
 _RELEASE_MAIL = f"UPDATE mail SET {_SET_RELEASED} WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}"
 # The columns of a lease row, in the order of the fields of `Lease`.
@@ -151,6 +152,25 @@ class MailboxRef(Struct, frozen=True):
     name: str
 
 
+class ReadyMail(Struct):
+    """Ready mail of a mailbox, the oldest first: pairs with ordered mail, and unordered messages.
+
+    Several consumers can take from it in turn. `complete` says that no other mail was ready.
+    """
+
+    pairs: list[Row]
+    unordered: list[Row]
+    complete: bool
+
+    def is_empty(self) -> bool:
+        return not (self.pairs or self.unordered)
+
+    def remove(self, pairs: Container[int], unordered: int) -> None:
+        """Remove pairs that have a lease now, and the first unordered messages."""
+        self.pairs = [row for row in self.pairs if row[0] not in pairs]
+        del self.unordered[:unordered]
+
+
 class TakenMail(Struct):
     """Messages a consumer took, and the leases on them."""
 
@@ -170,27 +190,36 @@ def parse_lease_handle(text: str) -> tuple[int, int]:
     return int(found[1], 16), int(found[2], 16)
 
 
+def read_ready(tx: Tx, mailbox: int, limit: int, choice: MailChoice = READY) -> ReadyMail:
+    """Read the mail that takes of up to `limit` messages in all may lease."""
+    limit = min(limit, _MAX_MESSAGES)
+    pairs = tx.fetch_all(_SELECT_READY_PAIRS, (mailbox, limit))
+    unordered = tx.fetch_all(choice.unordered_query, (mailbox, tx.now, limit))
+    return ReadyMail(pairs, unordered, complete=max(len(pairs), len(unordered)) < limit)
+
+
 def take_mail(
     tx: Tx,
     box: MailboxRef,
+    ready: ReadyMail,
     consumer: str,
     limit: int,
     policy: MailboxPolicy,
     lease_ids: Iterator[int],
-    choice: MailChoice = READY,
+    *,
+    whole_pairs: bool = False,
     unordered_limit: int = _MAX_MESSAGES,
 ) -> TakenMail:
     """Lease up to `limit` messages: the oldest first, each pair's ordered mail in order.
 
-    Up to `unordered_limit` of them are unordered.
+    Up to `unordered_limit` of them are unordered. What is taken leaves `ready`.
     """
     limit = min(limit, _MAX_MESSAGES)
-    pairs = tx.fetch_all(_SELECT_READY_PAIRS, (box.id, limit))
-    unordered = tx.fetch_all(choice.unordered_query, (box.id, tx.now, min(limit, unordered_limit)))
+    pairs, unordered = ready.pairs[:limit], ready.unordered[: min(limit, unordered_limit)]
     portion = min(max(limit // max(len(pairs), 1), 1), _MAX_ROWS_PER_READ)
     # A window of ids bounds how many settled rows a read may have to skip.
     runs: list[Iterable[Row]] = [
-        _read_run(tx, head, min(head + limit, end), portion, choice.whole_pairs)
+        _read_run(tx, head, min(head + limit, end), portion, whole_pairs)
         for _, _, head, end in pairs
     ]
     if unordered:
@@ -198,17 +227,12 @@ def take_mail(
     rows = _take_until_full(
         runs[0] if len(runs) == 1 else merge(*runs, key=_rank_and_arrival), limit
     )
-    leases = _lease_runs(tx, box, consumer, rows, policy, lease_ids)
+    leases = _lease_rows(tx, box, consumer, rows, policy, lease_ids)
     senders = {pair: sender for pair, sender, _, _ in pairs}
     senders.update((pair_of_mail(row[_ID]), row[_SENDER]) for row in unordered)
     ids = {lease.slot: lease.id for lease in leases}
+    ready.remove(ids, sum(is_unordered(row[_ID]) for row in rows))
     return TakenMail([_leased_message(row, ids, senders, box.name, policy) for row in rows], leases)
-
-
-def count_unordered(tx: Tx, mailbox: int, limit: int) -> int:
-    """The unordered messages of a mailbox that are ready, counted up to `limit`."""
-    ((count,),) = tx.fetch_all(_COUNT_UNORDERED_READY, (mailbox, limit))
-    return int(count)
 
 
 def _read_run(tx: Tx, head: int, end: int, portion: int, whole: bool) -> Iterator[Row]:
@@ -242,7 +266,7 @@ def _take_until_full(rows: Iterable[Row], limit: int) -> list[Row]:
     return first
 
 
-def _lease_runs(
+def _lease_rows(
     tx: Tx,
     box: MailboxRef,
     consumer: str,
@@ -250,29 +274,68 @@ def _lease_runs(
     policy: MailboxPolicy,
     lease_ids: Iterator[int],
 ) -> list[Lease]:
+    if not rows:
+        return []
+    if nacked := [(row[_ID],) for row in rows if row[_STATE] == MailState.NACKED]:
+        tx.execute_many(_RETRY_MAIL, nacked)
+    holder = (box.id, consumer, tx.now + policy.inflight_timeout)
     runs: dict[int, list[Row]] = {}
+    unordered = []
     for row in rows:
-        runs.setdefault(slot_of_mail(row[_ID]), []).append(row)
-    until = tx.now + policy.inflight_timeout
-    leases = []
-    for slot, run in runs.items():
-        first, last = run[0][_ID], run[-1][_ID]
-        span = (first, last, last + 1, len(run), sum(row[_TRACKED] for row in run))
-        leases.append(Lease(slot, next(lease_ids), box.id, consumer, *span, until))
-    if rows:
-        # Of a run only its head can have been nacked.
-        nacked = [run[0][_ID] for run in runs.values() if run[0][_STATE] == MailState.NACKED]
-        _open_leases(tx, leases, nacked)
-        adjust_counts(tx, box.id, -len(rows), len(rows))
+        if is_unordered(row[_ID]):
+            unordered.append(row)
+        else:
+            runs.setdefault(pair_of_mail(row[_ID]), []).append(row)
+    leases = [_new_lease(pair, next(lease_ids), holder, run) for pair, run in runs.items()]
+    if leases:
+        _open_pair_leases(tx, leases)
+    if unordered:
+        unordered.sort(key=itemgetter(_ID))
+        leases += _open_unordered_leases(tx, holder, unordered, lease_ids)
+    adjust_counts(tx, box.id, -len(rows), len(rows))
     return leases
 
 
-def _open_leases(tx: Tx, leases: list[Lease], nacked: list[int]) -> None:
-    tx.execute_many(_RETRY_MAIL, [(id,) for id in nacked])
+def _new_lease(slot: int, id: int, holder: tuple[int, str, int], run: list[Row]) -> Lease:
+    mailbox, consumer, until = holder
+    first, last = run[0][_ID], run[-1][_ID]
+    span = (first, last, last + 1, len(run), sum(row[_TRACKED] for row in run))
+    return Lease(slot, id, mailbox, consumer, *span, until)
+
+
+def _open_pair_leases(tx: Tx, leases: list[Lease]) -> None:
     tx.execute_many(_DEQUEUE_MAIL, [(lease.id, lease.next, lease.last) for lease in leases])
     tx.execute_many(_INSERT_LEASE, [astuple(lease) for lease in leases])
-    pairs = [lease.slot for lease in leases if not is_unordered(lease.next)]
-    tx.execute_many(_UPDATE_HEAD, [(*_NO_HEAD, pair) for pair in pairs])
+    tx.execute_many(_UPDATE_HEAD, [(*_NO_HEAD, lease.slot) for lease in leases])
+
+
+def _open_unordered_leases(
+    tx: Tx, holder: tuple[int, str, int], rows: list[Row], lease_ids: Iterator[int]
+) -> list[Lease]:
+    leases: list[Lease] = []
+    for row in rows:
+        mail = row[_ID]
+        follows = leases and leases[-1].slot == mail - 1
+        id = leases[-1].id + 1 if follows else min(next(lease_ids), _MAX_FIRST_LEASE_ID)
+        leases.append(_new_lease(mail, id, holder, [row]))
+    runs = find_lease_runs((lease.slot, lease.id) for lease in leases)
+    tx.execute_many(_DEQUEUE_UNORDERED, runs)
+    tx.execute_many(_INSERT_LEASE, [astuple(lease) for lease in leases])
+    return leases
+
+
+def find_lease_runs(refs: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return the runs of these (mail id, lease id), in each of which both count up by one.
+
+    A run is (lease id less mail id, first mail id, last mail id).
+    """
+    runs: list[tuple[int, int, int]] = []
+    for mail, lease in sorted(refs):
+        offset, first = lease - mail, mail
+        if runs and runs[-1][0] == offset and runs[-1][2] == mail - 1:
+            _, first, _ = runs.pop()
+        runs.append((offset, first, mail))
+    return runs
 
 
 def _leased_message(

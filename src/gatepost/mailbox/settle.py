@@ -32,10 +32,15 @@ _SELECT_LEASE = f"SELECT {LEASE_COLUMNS} FROM lease WHERE slot = ? AND id = ? AN
 _ACK_MAIL = f"""
 UPDATE mail SET {_SET_ACKED}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}
 """
-_ACK_ONE = f"UPDATE mail SET {_SET_ACKED}, settled_at = ? WHERE id = ? AND {_IF_IN_FLIGHT}"
-_END_UNORDERED = (
-    "DELETE FROM lease WHERE slot = ? AND id = ? AND mailbox = ? RETURNING slot, id, tracked"
-)
+# A run of unordered messages: the ids of mail and lease both count up by one.
+_ACK_UNORDERED = f"""
+UPDATE mail SET {_SET_ACKED}, settled_at = ?
+WHERE id BETWEEN ? AND ? AND lease - id = ? AND {_IF_IN_FLIGHT}
+"""
+_END_UNORDERED = """
+DELETE FROM lease WHERE slot BETWEEN ? AND ? AND id - slot = ? AND mailbox = ?
+RETURNING slot, id, tracked
+"""
 _SELECT_TRACKED_ONE = """
 SELECT m.msg_id, m.id, m.lease, b.meta FROM mail m JOIN body b ON b.id = m.id WHERE m.id = ?
 """
@@ -155,19 +160,24 @@ def _ack_unordered(
     tx: Tx, mailbox: int, refs: list[LeaseRef], marks: ReplyMarks, result: Settlement
 ) -> None:
     """Ack unordered messages, each of which has a lease of its own."""
-    rows = tx.fetch_many(_END_UNORDERED, [(*ref, mailbox) for ref in refs])
+    runs = leases.find_lease_runs(refs)
+    rows = tx.fetch_many(
+        _END_UNORDERED, [(first, last, offset, mailbox) for offset, first, last in runs]
+    )
     ended = {(slot, lease): tracked for slot, lease, tracked in rows}
     now = [ref for ref in refs if ref in ended]
     if now:
         if marks:
             _record_replies(tx, now, marks)
-        tx.execute_many(_ACK_ONE, [(tx.now, id) for id, _ in now])
+        tx.execute_many(
+            _ACK_UNORDERED, [(tx.now, first, last, offset) for offset, first, last in runs]
+        )
         leases.adjust_counts(tx, mailbox, 0, -len(now))
-        tracked = tx.fetch_many(_SELECT_TRACKED_ONE, [(ref[0],) for ref in now if ended[ref]])
-        result.closed += [
-            ClosedMail(msg_id, "ok", id, lease_handle=format_lease_handle(id, lease), meta=meta)
-            for msg_id, id, lease, meta in tracked
-        ]
+        if tracked := [(id,) for id, lease in now if ended[id, lease]]:
+            result.closed += [
+                ClosedMail(msg_id, "ok", id, lease_handle=format_lease_handle(id, lease), meta=meta)
+                for msg_id, id, lease, meta in tx.fetch_many(_SELECT_TRACKED_ONE, tracked)
+            ]
         result.settled += len(now)
         result.freed += [FreedMail(lease, 1, 0) for _, lease in now]
     before = [ref for ref in refs if ref not in ended]

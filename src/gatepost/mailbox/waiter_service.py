@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
-from gatepost.mailbox.leases import MailboxRef, TakenMail, count_unordered
+from gatepost.mailbox.leases import ReadyMail, TakenMail, read_ready
 from gatepost.mailbox.settle import FreedMail
 from gatepost.mailbox.waiters import Waiter, WaiterQueue
 from gatepost.wire.operations import LeasedMessage
@@ -12,16 +12,16 @@ from gatepost.wire.operations import LeasedMessage
 # How many messages one commit group hands to waiters; the next group continues with the rest.
 _MAX_SERVED_PER_GROUP = 2000
 
-# Leases up to `limit` messages of a mailbox to a consumer, and up to `share` unordered ones.
-TakeMail = Callable[[Tx, MailboxRef, str, int, int], TakenMail]
+# Leases up to `limit` messages to a waiter, and up to `share` unordered ones.
+TakeShare = Callable[[Tx, Waiter, ReadyMail, int, int], TakenMail]
 
 
 class WaiterService:
     """Knows which mailboxes may have mail for a waiter, and leases that mail once per group."""
 
-    def __init__(self, waiters: WaiterQueue, take_mail: TakeMail) -> None:
+    def __init__(self, waiters: WaiterQueue, take_share: TakeShare) -> None:
         self._waiters = waiters
-        self._take_mail = take_mail
+        self._take_share = take_share
         # Mailboxes in which a message may have become ready or a waiter may have got credit.
         self._touched_mailboxes: set[int] = set()
         self._served: list[tuple[Waiter, list[LeasedMessage]]] = []
@@ -58,39 +58,38 @@ class WaiterService:
         self._touched_mailboxes |= self._waiters.waiting_mailboxes()
 
     def _serve_mailbox(self, tx: Tx, mailbox: int, capacity: int) -> int:
-        """Lease ready mail to the waiters in turn. Return how much more this group may lease.
+        """Lease ready mail in rounds while any is left. Return how much more this group may lease.
+
+        In a round each waiter has one turn.
+        """
+        while waiters := self._waiters.start_round(tx, mailbox):
+            if capacity <= 0:
+                self._touched_mailboxes.add(mailbox)
+                break
+            credit = min(sum(waiter.credit for waiter in waiters), capacity)
+            ready = read_ready(tx, mailbox, credit)
+            leased = self._serve_round(tx, waiters, ready, credit)
+            capacity -= leased
+            if not leased or (ready.complete and ready.is_empty()):
+                break
+        return capacity
+
+    def _serve_round(self, tx: Tx, waiters: list[Waiter], ready: ReadyMail, limit: int) -> int:
+        """Give each waiter its turn, up to `limit` messages in all. Return how many were leased.
 
         A waiter that could take all the unordered mail leaves the others their share of it.
         """
-        share = turns_left = 0
-        while waiter := self._waiters.next_waiter(mailbox):
+        share = -(-len(ready.unordered) // len(waiters))
+        leased = 0
+        for waiter in waiters:
+            if ready.is_empty() or leased >= limit:
+                break
             if waiter.gone:
-                self._waiters.remove_waiter(tx, waiter)
                 continue
-            if capacity <= 0:
-                self._touched_mailboxes.add(mailbox)
-                return capacity
-            if not turns_left:
-                self._waiters.remove_gone(tx, mailbox)
-                share = self._find_share(tx, mailbox)
-                turns_left = self._waiters.count_waiting(mailbox)
-            turns_left -= 1
-            taken = self._take_mail(
-                tx, waiter.mailbox, waiter.consumer, min(waiter.credit, capacity), share
-            )
-            if not taken.messages:
-                return capacity
+            taken = self._take_share(tx, waiter, ready, min(waiter.credit, limit - leased), share)
             self._hand_to_waiter(tx, waiter, taken)
-            capacity -= len(taken.messages)
-        return capacity
-
-    def _find_share(self, tx: Tx, mailbox: int) -> int:
-        """How many unordered messages one waiter gets before the next has its turn."""
-        waiting = self._waiters.count_waiting(mailbox)
-        if waiting < 2:
-            return _MAX_SERVED_PER_GROUP
-        credit = min(self._waiters.total_credit(mailbox), _MAX_SERVED_PER_GROUP)
-        return max(1, -(-count_unordered(tx, mailbox, credit) // waiting))
+            leased += len(taken.messages)
+        return leased
 
     def _hand_to_waiter(self, tx: Tx, waiter: Waiter, taken: TakenMail) -> None:
         self._served.append((waiter, taken.messages))

@@ -42,16 +42,13 @@ class WaiterQueue:
         self._lease_holders: dict[int, Waiter] = {}
         self._subscribers: dict[tuple[int, str], Waiter] = {}
 
-    def next_waiter(self, mailbox: int) -> Waiter | None:
-        """Return the waiter whose turn it is."""
-        return next(iter(self._turns.get(mailbox, ())), None)
-
-    def count_waiting(self, mailbox: int) -> int:
-        """How many waiters have credit for the mail of a mailbox."""
-        return len(self._turns.get(mailbox, ()))
-
-    def total_credit(self, mailbox: int) -> int:
-        return sum(waiter.credit for waiter in self._turns.get(mailbox, ()))
+    def start_round(self, tx: Tx, mailbox: int) -> list[Waiter]:
+        """Return the waiters with credit, in their order; remove those that are gone."""
+        waiters = list(self._turns.get(mailbox, ()))
+        for waiter in waiters:
+            if waiter.gone:
+                self.remove_waiter(tx, waiter)
+        return [waiter for waiter in waiters if not waiter.gone]
 
     def waiting_mailboxes(self) -> set[int]:
         return set(self._turns)
@@ -73,11 +70,6 @@ class WaiterQueue:
             self.remove_waiter(tx, before)
         self._add_member(waiter)
         tx.on_rollback(partial(self._remove_member, waiter))
-
-    def remove_gone(self, tx: Tx, mailbox: int) -> None:
-        """Remove the waiters that are gone: they have no share of the mail."""
-        for waiter in [each for each in self._turns.get(mailbox, ()) if each.gone]:
-            self.remove_waiter(tx, waiter)
 
     def remove_waiter(self, tx: Tx, waiter: Waiter) -> None:
         """Remove a waiter; its leases are still attributed to it."""
