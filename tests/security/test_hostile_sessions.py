@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from gatepost.tasks.runtimes.bubblewrap import find_bubblewrap
-from gatepost.tasks.runtimes.session_user import choose_session_user
+from gatepost.tasks.runtimes.session_user import find_any_user
 from tests.tasks.service.hub_client import HubClient
 from tests.waiting import wait_until
 
@@ -76,7 +76,7 @@ _LONGEST_SECS = 5.0
 @pytest.fixture(scope="module", params=["none", "bubblewrap"])
 def hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A gateway whose sessions all have a sandbox, or none."""
-    if request.param == "bubblewrap" and find_bubblewrap(choose_session_user("")) is None:
+    if request.param == "bubblewrap" and find_bubblewrap(find_any_user()) is None:
         pytest.skip("bubblewrap is not installed or makes no sandbox here")
     folder: Path = tmp_path_factory.mktemp("hub") / "g"
     client = HubClient(folder, hub__sandbox=request.param)

@@ -2,8 +2,11 @@
 
 import os
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,15 +14,17 @@ import pytest
 from gatepost.tasks.runtimes.bubblewrap import find_bubblewrap
 from gatepost.tasks.runtimes.process_identity import pids_with_variable
 from gatepost.tasks.runtimes.process_runtime import SESSION_VARIABLE
-from gatepost.tasks.runtimes.session_user import choose_session_user
+from gatepost.tasks.runtimes.session_user import find_any_user
+from tests.gateway.slow_request import SlowRequest
 from tests.tasks.service.hub_client import PYTHON, HubClient
+from tests.waiting import wait_until
 
 SANDBOXES = [
     "none",
     pytest.param(
         "bubblewrap",
         marks=pytest.mark.skipif(
-            find_bubblewrap(choose_session_user("")) is None,
+            find_bubblewrap(find_any_user()) is None,
             reason="bubblewrap is not installed or makes no sandbox here",
         ),
     ),
@@ -179,3 +184,47 @@ def test_a_gateway_that_runs_as_root_says_so(cell: HubClient) -> None:
     assert "the gateway runs as root" in cell.gateway.log.read_text()
     with httpx.Client(base_url=cell.gateway.url) as http:
         assert http.get("/v1/status").status_code == 401
+
+
+def test_requests_that_a_token_began_do_nothing_once_it_is_dead(cell: HubClient) -> None:
+    """A wait for mail, and a message and a task whose bodies come slowly."""
+    script = "cat $GATEPOST_TOKEN_FILE; echo; exec sleep 1000"
+    cell.define("holder", "sh", "-c", script, capabilities=["create_tasks"])
+    cell.define("friend", "true")
+    id = cell.create("holder")
+    token = cell.wait_for_log(id, "\n").strip()
+    message = {"recipient": "friend", "type": "late", "payload": 1}
+    task = {"description": "late", "agent_name": "friend"}
+    answers: list[httpx.Response] = []
+
+    def wait_for_mail() -> None:
+        with cell.http(token) as http:
+            answers.append(http.get("/api/hub/messages", params={"wait_secs": 30}))
+
+    waiting = threading.Thread(target=wait_for_mail)
+    with (
+        SlowRequest(cell.gateway, token, "/api/hub/messages", message) as sending,
+        SlowRequest(cell.gateway, token, "/api/hub/tasks", task) as creating,
+        cell.http() as http,
+    ):
+        waiting.start()
+        # Nothing shows that the wait has begun; if it begins later, it is refused all the same.
+        time.sleep(0.2)
+        (known,) = [each for each in cell.get("tokens")["tokens"] if each["task_id"] == id]
+        http.delete(f"/api/hub/tokens/{known['token_id']}").raise_for_status()
+        body = {"recipient": "holder", "type": "news", "payload": "not for the dead"}
+        http.post("/api/hub/messages", json=body).raise_for_status()
+        for slow in (sending, creating):
+            assert slow.finish() == (403, "revoked")
+        waiting.join(60)
+        assert (answers[0].status_code, answers[0].json()["code"]) == (403, "revoked")
+        (kept,) = wait_until(lambda: [m for m in _peek(http, "holder") if m["state"] == "pending"])
+        assert kept["attempt"] == 0
+        assert _peek(http, "friend") == []
+        listed = http.get("/api/hub/tasks", params={"agent": "friend"}).json()["tasks"]
+    assert listed == []
+    cell.cancel(id)
+
+
+def _peek(http: httpx.Client, mailbox: str) -> Any:
+    return http.get(f"/v1/mailboxes/{mailbox}").json()["messages"]

@@ -14,6 +14,7 @@ from websockets.sync.client import connect
 from gatepost.access import Scope
 from gatepost.access.scopes import OPERATION_SCOPES
 from gatepost.testing import GatewayProcess
+from tests.gateway.slow_request import SlowRequest
 from tests.gateway.tools import client
 
 READ, SEND, STATUS = "ansible.message.read", "ansible.message.send", "ansible.status.read"
@@ -247,6 +248,19 @@ def test_revoking_an_agent_ends_even_what_it_waits_for(host: GatewayProcess) -> 
     waiting.join(timeout=2)
     assert refusal(answers[0]) == (403, "revoked")
     assert refusal(agent.invoke("peek", mailbox="gone")) == (403, "revoked")
+
+
+def test_an_operation_whose_body_comes_after_its_session_ended_is_not_done(
+    host: GatewayProcess,
+) -> None:
+    agent = External(host, "slow", SEND)
+    body = {"op": "send", "messages": _letter("slow", "desk")}
+    path, token = "/ansible/agent/invoke", agent.tokens["accessToken"]
+    with SlowRequest(host, token, path, body) as slow, client(host) as http:
+        assert http.post("/v1/external-agents/slow/revoke").json()["sessions"] == 1
+        assert slow.finish() == (403, "revoked")
+        mail = http.get("/v1/mailboxes/desk").json()["messages"]
+    assert "slow" not in [each["from"] for each in mail]
 
 
 def test_tokens_are_neither_listed_nor_logged_nor_stored(host: GatewayProcess) -> None:

@@ -21,7 +21,7 @@ from gatepost.tasks.runtimes.process_runtime import (
     ProcessRuntime,
     SandboxChoice,
 )
-from gatepost.tasks.runtimes.session_user import choose_session_user, is_root
+from gatepost.tasks.runtimes.session_user import find_any_user, is_root
 from gatepost.tasks.session_runtime import SessionHandle, SessionSpec
 from gatepost.tasks.session_states import SessionInput
 from tests.waiting import async_wait_until, wait_until
@@ -31,7 +31,7 @@ TIMEOUT = 30
 
 
 needs_bubblewrap = pytest.mark.skipif(
-    find_bubblewrap(choose_session_user("")) is None,
+    find_bubblewrap(find_any_user()) is None,
     reason="bubblewrap is not installed or makes no sandbox here",
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gatepost.gateway.api.operations import Operations
 from gatepost.tasks.policy import Operator
+from gatepost.tasks.runtimes.session_user import SessionUsers
 from gatepost.tasks.service.session_manager import SessionManager
 from gatepost.tasks.service.session_sockets import SessionSockets
 from gatepost.tasks.session_runtime import SessionExit, SessionHandle, SessionSpec
@@ -60,7 +61,8 @@ async def brief_sessions(
         core.registry.load_files({"brief.json": b'{"name": "brief", "command": ["true"]}'})
         core.agents.hub_run = frozenset({"brief"})
         runtimes: Any = {"process": runtime}
-        manager = SessionManager(core, runtimes, {}, SessionSockets(core))
+        users = SessionUsers(core.state.sessions)
+        manager = SessionManager(core, runtimes, {}, SessionSockets(core, users))
         operations.tasks.watchers.listeners.append(manager.task_changed)
         await core.commit(lambda tx: core.agents.register(tx, "brief", "internal"))
         async with manager.following(), manager.serving():

@@ -15,7 +15,7 @@ from gatepost.tasks.agent_definition import AgentDefinition
 from gatepost.tasks.registry import AgentRegistry
 from gatepost.tasks.runtimes.bubblewrap import find_bubblewrap
 from gatepost.tasks.runtimes.control_group import ControlGroup
-from gatepost.tasks.runtimes.session_user import choose_session_user
+from gatepost.tasks.runtimes.session_user import find_any_user
 from gatepost.tasks.service.hub_files import read_definition_files
 
 _SANDBOX_ADVICE = (
@@ -99,7 +99,7 @@ def check_sandbox(
 
 def _has_sandbox(settings: Settings) -> bool:
     try:
-        user = choose_session_user("doctor", settings.hub.session_user)
+        user = find_any_user(settings.hub.session_user)
     except GatepostError:
         return False
     return find_bubblewrap(user) is not None

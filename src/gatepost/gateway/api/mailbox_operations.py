@@ -1,7 +1,7 @@
 """Operations on mailboxes: enqueue, dequeue, ack, nack, extend, peek and purge."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from operator import itemgetter
 from typing import TypeVar
@@ -40,6 +40,8 @@ from gatepost.wire.operations import (
 )
 
 T = TypeVar("T")
+
+Confirm = Callable[[], Awaitable[object]]
 # (receiver, sender) → messages of that pair, each with its index in the operation.
 PairRuns = dict[tuple[str, str], list[tuple[int, NewMail]]]
 
@@ -148,12 +150,17 @@ class MailboxOperations:
 
         return extend_leases
 
-    async def perform_dequeue(self, op: Dequeue) -> AnyAnswer:
-        """Lease mail. If the client hangs up before the reply, the leases are given back."""
+    async def perform_dequeue(self, op: Dequeue, confirm: Confirm | None = None) -> AnyAnswer:
+        """Lease mail. If the client hangs up before the reply, the leases are given back.
+
+        So they are if `confirm` raises an error: the caller may have lost its right meanwhile.
+        """
         consumer = op.consumer or f"poll:{self._core.clock.random(8).hex()}"
         poll = DequeuePoll(self._core, op, consumer)
         try:
             messages = await (poll.wait_for_mail(self._waits) if op.wait_secs else poll.take_now())
+            if confirm is not None:
+                await confirm()
         except BaseException:
             poll.give_back()
             raise

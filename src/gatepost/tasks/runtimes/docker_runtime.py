@@ -20,7 +20,7 @@ from gatepost.tasks.agent_definition import AgentDefinition
 from gatepost.tasks.runtimes.rotating_log import RotatingLog, read_log, remove_log
 from gatepost.tasks.runtimes.session_folder import make_session_folder, remove_secrets
 from gatepost.tasks.runtimes.session_supervisor import SECRETS_FOLDER, WORK_FOLDER
-from gatepost.tasks.runtimes.session_user import SessionUser, choose_session_user
+from gatepost.tasks.runtimes.session_user import SessionUser, SessionUsers
 from gatepost.tasks.session_runtime import (
     LogPiece,
     ReportStep,
@@ -52,10 +52,14 @@ class DockerRuntime:
     """`root` holds one folder per session; containers carry it as a label."""
 
     def __init__(
-        self, root: Path, host: str = "", max_sessions: int = 8, session_user: str = ""
+        self,
+        root: Path,
+        host: str = "",
+        max_sessions: int = 8,
+        users: SessionUsers | None = None,
     ) -> None:
         self._root = root
-        self._session_user = session_user
+        self._users = users or SessionUsers(root)
         self._host = host
         self._client: Any = None
         # One thread waits for each session, one copies its output, and some make calls.
@@ -70,7 +74,7 @@ class DockerRuntime:
     async def launch(self, spec: SessionSpec, report: ReportStep) -> SessionHandle:
         try:
             report(SessionInput.PROVISION)
-            user = choose_session_user(spec.name, self._session_user)
+            user = self._users.find(spec.name)
             await asyncio.to_thread(make_session_folder, spec, user)
             (spec.folder / _MARK_FILE).touch()
             report(SessionInput.CONFIGURE)

@@ -44,7 +44,7 @@ from gatepost.tasks.runtimes.session_supervisor import (
     STOP_FILE,
     WORK_FOLDER,
 )
-from gatepost.tasks.runtimes.session_user import SessionUser, choose_session_user, is_root
+from gatepost.tasks.runtimes.session_user import SessionUser, SessionUsers, find_any_user, is_root
 from gatepost.tasks.session_runtime import (
     LogPiece,
     ReportStep,
@@ -68,20 +68,20 @@ _MIB = 1024 * 1024
 class ProcessRuntime:
     """`root` holds one folder per session. `sandbox` says whether bubblewrap is used.
 
-    If this process is root, sessions run as `session_user`, or each as a user of its own. They can
-    reach the folders `shown` although others may not enter the state directory.
+    If this process is root, sessions run as `users` says. They can reach the folders `shown`
+    although others may not enter the state directory.
     """
 
     def __init__(
         self,
         root: Path,
         sandbox: SandboxChoice = "auto",
-        session_user: str = "",
+        users: SessionUsers | None = None,
         shown: tuple[Path, ...] = (),
     ) -> None:
         self._root = root
         self._sandbox = sandbox
-        self._session_user = session_user
+        self._users = users or SessionUsers(root)
         self._shown = shown
         self._spawners: list[_Spawner] = []
         # Folder → the end of a session that this process started.
@@ -96,7 +96,7 @@ class ProcessRuntime:
     async def launch(self, spec: SessionSpec, report: ReportStep) -> SessionHandle:
         try:
             report(SessionInput.PROVISION)
-            user = choose_session_user(spec.name, self._session_user)
+            user = self._users.find(spec.name)
             if spec.is_large:
                 await asyncio.to_thread(make_session_folder, spec, user)
             else:
@@ -166,7 +166,7 @@ class ProcessRuntime:
 
     def _describe_launch(self, spec: SessionSpec, user: SessionUser) -> dict[str, Any]:
         limits = spec.definition.limits
-        command = self._wrap_command(spec)
+        command = self._wrap_command(spec, user)
         return {
             "folder": str(spec.folder),
             "name": spec.name,
@@ -190,13 +190,13 @@ class ProcessRuntime:
             },
         }
 
-    def _wrap_command(self, spec: SessionSpec) -> list[str]:
+    def _wrap_command(self, spec: SessionSpec, user: SessionUser) -> list[str]:
         definition = spec.definition
         is_required = definition.hardened or self._sandbox == "bubblewrap"
         bubblewrap = None
         if self._sandbox != "none" or is_required:
             # Any user of a session stands for all of them.
-            bubblewrap = find_bubblewrap(choose_session_user("", self._session_user))
+            bubblewrap = find_bubblewrap(find_any_user() if user.is_private else user)
         if bubblewrap is not None:
             if (missing := find_missing_program(spec)) is not None:
                 raise LaunchFailed(

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -145,7 +146,8 @@ class HubApi:
             granted = caller.token.capabilities
             self.core.policy.evaluate_capability(principal, _DELEGATE, granted).require_allowed()
             await self._require_own_blob(caller.token.agent_name, new.input_ref)
-        return await self.tasks.create_tasks(new, principal)
+        require = partial(self.auth.require_live, caller=caller)
+        return await self.tasks.create_tasks(new, principal, require)
 
     async def _require_own_blob(self, agent: str, digest: str | UnsetType) -> None:
         """Refuse a blob that belongs to no mail or message of a session's agent."""
@@ -354,8 +356,9 @@ def _task_routes(api: HubApi) -> list[Any]:
 
     @post(f"{BASE}/tasks/{{task_id:str}}/cancel", summary="Cancel a task", status_code=200)
     async def cancel(task_id: PathName, data: JSONBody[CancelBody], request: AnyRequest) -> HubTask:
-        task = await api.load_own_task(request, task_id)
-        return complete_view(await api.tasks.cancel_task(task.id, data.reason))
+        task, caller = await api.load_own_task(request, task_id), caller_of(request)
+        require = partial(api.auth.require_live, caller=caller)
+        return complete_view(await api.tasks.cancel_task(task.id, data.reason, require))
 
     @get(f"{BASE}/tasks/{{task_id:str}}/log", summary="Read the log of a task's session")
     async def read_log(

@@ -19,6 +19,7 @@ from gatepost.tasks.task_tokens import (
     TaskToken,
     authenticate_task_token,
     is_imported_bearer,
+    require_live_token,
 )
 
 
@@ -72,10 +73,19 @@ class HubAuth:
         except InvalidToken:
             self._access.guesses.note_wrong_token(connection)
             raise
-        if token.task_id in self._unrecorded_ends:
-            raise Revoked("the session of this token has ended")
+        self._require_session(token)
         identify_connection(connection, f"task:{token.token_id}")
         return token
+
+    def require_live(self, tx: Tx, caller: HubCaller) -> None:
+        """Revoked if the session of a caller has ended since its request began."""
+        if caller.token is not None:
+            self._require_session(caller.token)
+            require_live_token(tx, caller.token)
+
+    def _require_session(self, token: TaskToken) -> None:
+        if token.task_id in self._unrecorded_ends:
+            raise Revoked("the session of this token has ended")
 
     def describe(self, tx: Tx, caller: HubCaller) -> PolicyPrincipal:
         """The caller as the policy sees it."""

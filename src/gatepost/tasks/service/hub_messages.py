@@ -90,7 +90,7 @@ _decode_typed = msgspec.json.Decoder(_TypedPayload).decode
 _decode_event = msgspec.json.Decoder(_TaskEvent).decode
 _decode_hub_payload = msgspec.json.Decoder(_HubPayload, strict=True).decode
 
-DequeueMail = Callable[[Dequeue], Awaitable[AnyAnswer]]
+DequeueMail = Callable[[Dequeue, Callable[[], Awaitable[object]]], Awaitable[AnyAnswer]]
 
 
 class HubMessageService:
@@ -125,6 +125,7 @@ class HubMessageService:
 
         So is the mismatch of a result, which fails its task.
         """
+        self._auth.require_live(tx, caller)
         id = self._core.node.event_ids.next_id()
         if new.recipient != HUB:
             # Before the policy sees it: an alias is a name for receivers, and no identity.
@@ -204,7 +205,11 @@ class HubMessageService:
     # -- receiving
 
     async def receive(self, token: TaskToken, limit: int, wait_secs: float) -> HubMessages:
-        """Lease messages of the session's agent. The next call settles those of the one before."""
+        """Lease messages of the session's agent. The next call settles those of the one before.
+
+        Nothing is leased for a session that ended while it waited.
+        """
+        caller = HubCaller(token)
         await self.settle(token, "ack")
         op = Dequeue(
             mailbox=token.agent_name,
@@ -212,7 +217,9 @@ class HubMessageService:
             wait_secs=wait_secs,
             consumer=f"task:{token.token_id}",
         )
-        answer: Messages = await self._dequeue(op)  # type: ignore[assignment]
+        answer: Messages = await self._dequeue(  # type: ignore[assignment]
+            op, lambda: self._core.read(lambda tx: self._auth.require_live(tx, caller))
+        )
         self._handed_out[token.token_id] = [each.receipt for each in answer.messages]
         return HubMessages([_view_message(each) for each in answer.messages if not _is_task(each)])
 

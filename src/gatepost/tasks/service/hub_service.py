@@ -18,7 +18,7 @@ from gatepost.tasks import task_table
 from gatepost.tasks.capabilities.misfires import note_late_tasks
 from gatepost.tasks.runtimes.docker_runtime import DockerRuntime
 from gatepost.tasks.runtimes.process_runtime import ProcessRuntime
-from gatepost.tasks.runtimes.session_user import check_session_user
+from gatepost.tasks.runtimes.session_user import SessionUsers, check_session_user
 from gatepost.tasks.service.held_tasks import HeldTasks
 from gatepost.tasks.service.hub_files import PolicyFile, RegistryFolder, follow_folder
 from gatepost.tasks.service.session_manager import SessionManager
@@ -40,7 +40,9 @@ _LOG_LOOK_SECS = 1.0
 
 
 class MailDequeue(Protocol):
-    async def perform_dequeue(self, op: Dequeue) -> AnyAnswer: ...
+    async def perform_dequeue(
+        self, op: Dequeue, confirm: Callable[[], Awaitable[object]] | None = None
+    ) -> AnyAnswer: ...
 
 
 class AgentOperations(Protocol):
@@ -69,9 +71,10 @@ class HubService:
         self.registry_folder = RegistryFolder(core.registry, agents_dir)
         self.policy_file = PolicyFile(core.policy, policy_path)
         self.watchers = operations.tasks.watchers
-        self.sockets = SessionSockets(core)
+        users = SessionUsers(core.state.sessions, core.settings.hub.session_user)
+        self.sockets = SessionSockets(core, users)
         self.sessions = SessionManager(
-            core, self._create_runtimes(), operations.tasks.session_states, self.sockets
+            core, self._create_runtimes(users), operations.tasks.session_states, self.sockets
         )
         self.watchers.listeners.append(self.sessions.task_changed)
         self._deadlines = TaskDeadlines(core)
@@ -79,15 +82,11 @@ class HubService:
         self._held = HeldTasks(core, operations.tasks.contents)
         core.health.add_check(self._find_problems)
 
-    def _create_runtimes(self) -> dict[str, SessionRuntime]:
+    def _create_runtimes(self, users: SessionUsers) -> dict[str, SessionRuntime]:
         hub, state = self.core.settings.hub, self.core.state
         return {
-            "process": ProcessRuntime(
-                state.sessions, hub.sandbox, hub.session_user, (state.session_sockets,)
-            ),
-            "docker": DockerRuntime(
-                state.sessions, hub.docker_host, hub.max_sessions, hub.session_user
-            ),
+            "process": ProcessRuntime(state.sessions, hub.sandbox, users, (state.session_sockets,)),
+            "docker": DockerRuntime(state.sessions, hub.docker_host, hub.max_sessions, users),
         }
 
     def _find_problems(self) -> list[str]:

@@ -30,7 +30,7 @@ from gatepost.listening.connection_pool import (
 )
 from gatepost.listening.listener import ConnectionAcceptor, ListeningServer
 from gatepost.listening.unix_listener import bind_unix_listener
-from gatepost.tasks.runtimes.session_user import choose_session_user, is_root
+from gatepost.tasks.runtimes.session_user import SessionUsers, is_root
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,9 @@ _REQUESTS_AT_ONCE = 4
 class SessionSockets:
     """A socket for each session that is open. Sessions are known by their names."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, users: SessionUsers) -> None:
         self._core = core
+        self._users = users
         self._state = core.state
         self._server: ListeningServer | None = None
         self._per_session = 0
@@ -88,7 +89,7 @@ class SessionSockets:
     def _admit_user(self, name: str, path: Path) -> None:
         """Let the user of a session reach its socket, if that user is not this gateway's own."""
         if is_root():
-            user = choose_session_user(name, self._core.settings.hub.session_user)
+            user = self._users.find(name)
             self._state.session_sockets.chmod(0o711)
             os.chown(path.parent, 0, user.gid)
             path.parent.chmod(0o710)
@@ -111,8 +112,9 @@ class SessionSockets:
         self._state.session_socket(name).unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
-        """The same for a session that has ended and needs its folder no more."""
+        """The same for a session that has ended and needs its folder and its user no more."""
         self.close(name)
+        self._users.release(name)
         with contextlib.suppress(OSError):
             self._state.session_socket(name).parent.rmdir()
 

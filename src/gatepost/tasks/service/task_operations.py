@@ -1,6 +1,7 @@
 """Operations on tasks: create them, report about them, await and cancel them."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from msgspec import UNSET, UnsetType
@@ -47,6 +48,7 @@ from gatepost.wire.tasks import (
 # What is known of a task without its input: why it is refused, or the tasks that an earlier call
 # made of it. None if it is to be created.
 KnownResult = list[Task] | GatepostError | None
+Requirement = Callable[[Tx], object]
 
 
 class TaskOperations:
@@ -135,8 +137,13 @@ class TaskOperations:
         tx.keep_operation()
         return created
 
-    async def create_tasks(self, new: NewTask, by: PolicyPrincipal | None) -> list[TaskView]:
-        """Record tasks and send their requests; a large request is stored as a blob first."""
+    async def create_tasks(
+        self, new: NewTask, by: PolicyPrincipal | None, require: Requirement | None = None
+    ) -> list[TaskView]:
+        """Record tasks and send their requests; a large request is stored as a blob first.
+
+        `require` raises an error if the caller may not do so any more.
+        """
         draft = self._draft_request(new)
         (known,) = await self._try_out([new], [draft], by)
         if isinstance(known, GatepostError):
@@ -147,6 +154,8 @@ class TaskOperations:
         requested = self._core.tasks.requested
 
         def create(tx: Tx) -> list[TaskView]:
+            if require is not None:
+                require(tx)
             self._replace_aliases(tx, new)
             self._large.keep(tx, content)
             made = requested.create_tasks(tx, new, content, by)
@@ -332,10 +341,15 @@ class TaskOperations:
             task=self._views.view(tx, self._core.tasks.cancel_task(tx, op.task_id, op.reason).id),
         )
 
-    async def cancel_task(self, id: str, reason: str) -> TaskView:
-        return await self._core.commit(
-            lambda tx: self._views.view(tx, self._core.tasks.cancel_task(tx, id, reason).id)
-        )
+    async def cancel_task(
+        self, id: str, reason: str, require: Requirement | None = None
+    ) -> TaskView:
+        def cancel(tx: Tx) -> TaskView:
+            if require is not None:
+                require(tx)
+            return self._views.view(tx, self._core.tasks.cancel_task(tx, id, reason).id)
+
+        return await self._core.commit(cancel)
 
     async def show_task(self, id: str, wait_secs: float = 0.0, known: int = 0) -> TaskView:
         """A task once it has ended, or when the wait is over.
