@@ -65,7 +65,8 @@ class NeedAction(Struct, frozen=True):
     command: str
     method: Literal["POST", "PUT", "DELETE"] = "POST"
     path: str = ""
-    body: Raw = Raw(b"{}")
+    # From a factory: the OpenAPI document cannot show a default of this type.
+    body: Raw = field(default_factory=lambda: Raw(b"{}"))
 
 
 class Need(Struct, frozen=True, omit_defaults=True):
