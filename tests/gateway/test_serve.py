@@ -237,3 +237,19 @@ def test_the_log_names_the_address_it_listens_on_and_clients_get_one_they_can_us
         port = listener.getsockname()[1]
         assert serve._bound_url(Settings(), listener) == f"{bound}{port}"
         assert serve._listener_url(Settings(), listener) == f"{local}{port}"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's list of libraries")
+def test_a_fresh_gateway_has_loaded_no_heavy_library_that_it_may_never_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A process of its own, which shares no library that other tests have loaded.
+    monkeypatch.setattr(GatewayProcess, "launch", staticmethod(launch_gateway))
+    with GatewayProcess(tmp_path / "gateway") as gateway:
+        loaded = Path(f"/proc/{gateway.pid}/maps").read_text()
+        status = Path(f"/proc/{gateway.pid}/status").read_text()
+    assert "/apsw/" in loaded
+    heavy = ("/cryptography/", "/pydantic_core/", "/cedarpy/", "/pyarrow/", "/numpy/")
+    assert [name for name in heavy if name in loaded] == []
+    (resident,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    assert int(resident) < 80 << 10, "kB"

@@ -6,10 +6,7 @@ neither can pass for the other. `typ` distinguishes a ticket from any other JWT 
 
 from typing import Annotated, Any, Literal
 
-import jwt
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from jwt.types import Options
 from msgspec import Meta, Struct
 
 from gatepost.access.issuer import Issuer
@@ -22,8 +19,6 @@ AUDIENCE = "ansible-yjs"
 _ALGORITHM = "EdDSA"
 _TICKET_TYPE = "gatepost-ticket+jwt"
 _MAX_TICKET_CHARS = 4096
-# PyJWT would read the system clock. Time is passed in here, so this module checks it.
-_JWT_OPTIONS = Options(verify_exp=False, verify_iat=False, verify_nbf=False)
 _INVALID_MESSAGE = "this ticket is not one of this gateway's; exchange an invite or a proof for one"
 
 
@@ -64,12 +59,18 @@ def confirm_key(node_key: bytes) -> TicketConfirmation:
 
 
 def sign_ticket(issuer: Issuer, claims: TicketClaims) -> str:
+    # PyJWT and cryptography take 8 MB, which a gateway that nobody joins saves.
+    import jwt
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     key = Ed25519PrivateKey.from_private_bytes(issuer.key.secret)
     return jwt.encode(msgspec.to_builtins(claims), key, _ALGORITHM, headers={"typ": _TICKET_TYPE})
 
 
 def read_ticket(text: str, issuer_id: str, issuer_key: bytes) -> TicketClaims:
     """Return the claims of a ticket signed by this issuer. Expiry and use are not checked."""
+    import jwt
+
     try:
         decoded = _decode_ticket(text, issuer_id, issuer_key)
         return msgspec.convert(decoded["payload"], TicketClaims)
@@ -104,11 +105,15 @@ def use_ticket(tx: Tx, jti: str) -> None:
 def _decode_ticket(text: str, issuer_id: str, issuer_key: bytes) -> dict[str, Any]:
     if len(text) > _MAX_TICKET_CHARS:
         raise InvalidTicket(_INVALID_MESSAGE)
+    import jwt
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     decoded = jwt.decode_complete(
         text,
         Ed25519PublicKey.from_public_bytes(issuer_key),
         algorithms=[_ALGORITHM],
-        options=_JWT_OPTIONS,
+        # PyJWT would read the system clock. Time is passed in here, so this module checks it.
+        options={"verify_exp": False, "verify_iat": False, "verify_nbf": False},
         audience=AUDIENCE,
         issuer=issuer_id,
     )

@@ -12,6 +12,8 @@ from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException, WebSocketException
 from litestar.handlers.base import BaseRouteHandler
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
 
 from gatepost.access import AgentSession
 from gatepost.errors import (
@@ -88,7 +90,7 @@ def create_app(
             access.require_operator(connection)
             operations.bucket.take_tokens(1)
 
-    return Litestar(
+    return _Application(
         [
             http_routes.create_router(operations),
             *_health_routes(operations, metrics, peers),
@@ -105,6 +107,17 @@ def create_app(
         logging_config=None,
         debug=False,
     )
+
+
+class _Application(Litestar):
+    """Litestar without the plugins for values that no route has.
+
+    It would load pydantic (9 MB) because a library of an extra has it installed.
+    """
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
 
 
 def _cors_config(origins: tuple[str, ...]) -> CORSConfig | None:

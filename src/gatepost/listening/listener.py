@@ -27,6 +27,8 @@ _ACCEPTS_AT_ONCE = 4
 # The pause after the system refused to accept, for example because no more files may be open.
 _RETRY_SECS = 0.5
 _GRACEFUL_STOP_SECS = 2
+# How old the date header of an answer may be.
+_DATE_SECS = 1.0
 
 # A client may have as many connections as its socket permits for this long, before it is reported.
 _CROWDED_SECS = 2.0
@@ -54,6 +56,7 @@ class ListeningServer(uvicorn.Server):
         screen: ScreenHandshake,
         **tls: Any,
     ) -> None:
+        self._exit = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -74,6 +77,24 @@ class ListeningServer(uvicorn.Server):
         )
         self._pool = pool
         self._screen = screen
+
+    @property
+    def should_exit(self) -> bool:
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, wanted: bool) -> None:
+        if wanted:
+            self._exit.set()
+        else:
+            self._exit.clear()
+
+    async def main_loop(self) -> None:
+        """Keep the date header current until the exit; uvicorn's loop asks ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_SECS):
+                    await self._exit.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-
+from gatepost.connect.http_calls import httpx
 from gatepost.errors import WrongHost
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address

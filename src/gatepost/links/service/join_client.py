@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 import websockets
 from msgspec import Struct
@@ -29,7 +28,13 @@ from gatepost.access.room_directory import RoomDirectory
 from gatepost.access.welcome_header import SUBPROTOCOL, WELCOME_HEADER, Welcome
 from gatepost.config import is_loopback
 from gatepost.connect.connect_errors import explain_connect_error
-from gatepost.connect.http_calls import UNCOMPRESSED, NotGatewayAnswer, decode_answer, read_body
+from gatepost.connect.http_calls import (
+    UNCOMPRESSED,
+    NotGatewayAnswer,
+    decode_answer,
+    httpx,
+    read_body,
+)
 from gatepost.core.gateway_core import Core
 from gatepost.errors import (
     Forbidden,

@@ -11,8 +11,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from hashlib import sha3_256, shake_256
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from msgspec import Struct
 from nacl.signing import SigningKey
 
@@ -26,6 +26,9 @@ from gatepost.mesh.onion.onion_blinding import (
     subcredential,
 )
 from gatepost.mesh.onion.onion_identity import OnionIdentity
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
 MAX_MERGED_POINTS = 10
 _KEY, _SALT, _MAC = 32, 16, 32
@@ -165,7 +168,10 @@ class _Layer(Struct, frozen=True):
         decryptor = cipher.decryptor()
         return bytes(decryptor.update(encrypted) + decryptor.finalize())
 
-    def _keys(self, salt: bytes, purpose: bytes) -> tuple[Cipher[modes.CTR], bytes]:
+    def _keys(self, salt: bytes, purpose: bytes) -> "tuple[Cipher[modes.CTR], bytes]":
+        # Here, because most gateways have no onion service.
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
         secret = self.blinded_key + self.subcredential + encode_int8(self.revision)
         material = shake_256(secret + salt + purpose).digest(_KEY + _SALT + _KEY)
         cipher = Cipher(algorithms.AES(material[:_KEY]), modes.CTR(material[_KEY : _KEY + _SALT]))
