@@ -1,9 +1,8 @@
 """Checks that SQL names a table of the journal only in the module that owns it.
 
 The owners stand in `pyproject.toml`, beside the import rules. Each table belongs to one module or
-package, and other modules call its functions. A statement that must join tables of two owners is
-listed there as a shared read, with its reason. Exceptions are what is not moved to its owner yet:
-that list only shrinks, because an exception that is not needed is a problem too.
+package, and other modules call its functions. There are no exceptions: a statement that needs a
+condition on the table of another owner takes it from that owner, as a constant.
 """
 
 import ast
@@ -38,53 +37,25 @@ class TableUse(NamedTuple):
         return f"{self.module}:{self.line} {verb} `{self.table}`"
 
 
-class SharedRead(NamedTuple):
-    """A module that may read tables of others, because its statement joins them with its own."""
-
-    module: str
-    tables: tuple[str, ...]
-    reason: str
-
-
 class TableRules(NamedTuple):
-    """`owners` maps a table to its owner, `exceptions` a module to tables of others that it uses.
-
-    `outside` are packages to which the rules do not apply.
-    """
+    """`owners` maps a table to its owner; the rules do not apply to the packages `outside`."""
 
     owners: Mapping[str, str]
-    shared: Sequence[SharedRead] = ()
-    exceptions: Mapping[str, Sequence[str]] = {}
     outside: Sequence[str] = ()
 
     def is_owner(self, use: TableUse) -> bool:
         return is_within(use.module, self.owners[use.table])
-
-    def permits(self, use: TableUse) -> bool:
-        return (
-            self.is_owner(use)
-            or (not use.is_write and any(is_shared(each, use) for each in self.shared))
-            or use.table in self.exceptions.get(use.module, ())
-        )
 
 
 def is_within(module: str, owner: str) -> bool:
     return f"{module}.".startswith(f"{owner}.")
 
 
-def is_shared(shared: SharedRead, use: TableUse) -> bool:
-    return use.module == shared.module and use.table in shared.tables
-
-
 def load_rules(settings: str) -> TableRules:
     """The rules in the text of a `pyproject.toml`."""
     rules = tomllib.loads(settings)["tool"]["gatepost"]["tables"]
     owners = {table: owner for owner, tables in rules["owners"].items() for table in tables}
-    shared = [
-        SharedRead(each["module"], tuple(each["tables"]), each["reason"])
-        for each in rules.get("shared-reads", [])
-    ]
-    return TableRules(owners, shared, rules.get("exceptions", {}), rules["outside"])
+    return TableRules(owners, rules["outside"])
 
 
 def load_tables(package: Path) -> set[str]:
@@ -141,23 +112,14 @@ def find_problems(rules: TableRules, tables: set[str], uses: Sequence[TableUse])
     problems += [
         f"{use}, which {rules.owners[use.table]} owns: call a function there"
         for use in known
-        if not rules.permits(use)
+        if not rules.is_owner(use)
     ]
-    return problems + list(_find_unneeded(rules, known))
-
-
-def _find_unneeded(rules: TableRules, uses: Sequence[TableUse]) -> Iterator[str]:
-    """What is listed, and no statement needs."""
-    owned = {use.table for use in uses if rules.is_owner(use)}
-    for table in sorted(rules.owners.keys() - owned):
-        yield f"{rules.owners[table]} owns `{table}`, and has no SQL for it"
-    foreign = {(use.module, use.table) for use in uses if not rules.is_owner(use)}
-    listed = [(each.module, each.tables, "shared read") for each in rules.shared]
-    listed += [(module, tuple(tables), "exception") for module, tables in rules.exceptions.items()]
-    for module, tables, kind in listed:
-        for table in tables:
-            if (module, table) not in foreign:
-                yield f"{module} does not use `{table}`: remove that {kind}"
+    owned = {use.table for use in known if rules.is_owner(use)}
+    problems += [
+        f"{rules.owners[table]} owns `{table}`, and has no SQL for it"
+        for table in sorted(rules.owners.keys() - owned)
+    ]
+    return problems
 
 
 def main() -> int:

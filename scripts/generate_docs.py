@@ -238,19 +238,13 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def owner_table() -> str:
-    """Each owner of tables of the journal, and the reads that another module shares."""
+    """Each owner of tables of the journal, and its tables."""
     rules = load_rules((ROOT / "pyproject.toml").read_text())
     tables: dict[str, list[str]] = {}
     for table, owner in rules.owners.items():
         tables.setdefault(owner, []).append(f"`{table}`")
     lines = ["| owner | tables |", "|---|---|"]
     lines += [f"| `{_path_of(owner)}` | {', '.join(names)} |" for owner, names in tables.items()]
-    if rules.shared:
-        lines += ["", "These modules also read tables of others:", ""]
-        lines += ["| module | tables | reason |", "|---|---|---|"]
-    for each in rules.shared:
-        names = ", ".join(f"`{name}`" for name in each.tables)
-        lines.append(f"| `{_path_of(each.module)}` | {names} | {each.reason} |")
     return "\n".join(lines)
 
 

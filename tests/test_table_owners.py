@@ -9,7 +9,6 @@ import pytest
 from scripts.check_tables import (
     PACKAGE,
     UNNAMED,
-    SharedRead,
     TableRules,
     TableUse,
     find_problems,
@@ -32,8 +31,8 @@ def _tables_in(code: str) -> list[tuple[str, bool]]:
     return [(use.table, use.is_write) for use in find_uses_in("delivery", code, TABLES)]
 
 
-def _problems(*uses: TableUse, **rules: object) -> list[str]:
-    return find_problems(TableRules(OWNERS, **rules), TABLES, [*OWN_USES, *uses])  # type: ignore[arg-type]
+def _problems(*uses: TableUse) -> list[str]:
+    return find_problems(TableRules(OWNERS), TABLES, [*OWN_USES, *uses])
 
 
 def test_no_module_names_the_table_of_another_in_its_sql() -> None:
@@ -86,23 +85,6 @@ def test_the_owner_of_a_table_can_be_one_module_of_a_package() -> None:
 def test_a_table_named_in_a_variable_is_a_problem() -> None:
     (problem,) = _problems(TableUse("mailbox.leases", 7, UNNAMED, False))
     assert "mailbox.leases:7 names its table in a variable" in problem
-
-
-def test_a_shared_read_permits_reads_of_its_tables_alone() -> None:
-    shared = [SharedRead("delivery.engage", ("pair",), "one query")]
-    read, write = (TableUse("delivery.engage", 7, "pair", is_write) for is_write in (False, True))
-    assert _problems(read, shared=shared) == []
-    assert len(_problems(read, write, shared=shared)) == 1
-    assert len(_problems(read, read._replace(table="mail"), shared=shared)) == 1
-
-
-def test_an_exception_or_shared_read_that_is_not_needed_is_a_problem() -> None:
-    exceptions = {"delivery.engage": ["pair"]}
-    assert _problems(TableUse("delivery.engage", 7, "pair", True), exceptions=exceptions) == []
-    (problem,) = _problems(exceptions=exceptions)
-    assert problem == "delivery.engage does not use `pair`: remove that exception"
-    (problem,) = _problems(shared=[SharedRead("delivery.engage", ("pair",), "")])
-    assert problem.endswith("remove that shared read")
 
 
 def test_every_table_has_an_owner_with_sql_for_it() -> None:

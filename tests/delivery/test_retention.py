@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gatepost.delivery import retention
+from gatepost.delivery import incident_table, retention
 from gatepost.delivery.retention import OutboxBounds
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.journal import Tx
@@ -124,7 +124,7 @@ def test_an_undecided_event_is_let_go_when_it_expires(mesh: Mesh) -> None:
 def test_of_one_class_the_latest_incidents_are_kept(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_KEEP_OF_CLASS", 3)
+    monkeypatch.setattr(incident_table, "_KEEP_OF_CLASS", 3)
     a = mesh["a"]
     for number in range(8):
         a.do(partial(_raise_skipped, a, f"x/{number}"))

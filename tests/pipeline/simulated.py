@@ -7,7 +7,7 @@ from gatepost.archive import room_facts
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
 from gatepost.archive.room_facts import NodeFact, RoomFacts
-from gatepost.archive.seen_heads import read_seen_heads
+from gatepost.archive.service.seen_heads import read_seen_heads
 from gatepost.journal import Tx
 from simulation.gateways import RunShape, SimulatedGateway, SimulatedMesh, faults
 from simulation.gateways.run import _draw_settings, _place_agents, _plan_traffic

@@ -1,9 +1,10 @@
-"""Pruning of expired tickets, invites, tokens and sessions, one batch per transaction."""
+"""Invites, sessions, tickets and tokens at their end: expired ones are pruned, a batch per
+transaction, and all that are not used are void after a restore."""
 
 from gatepost.access.policy import AccessPolicy
 from gatepost.journal.transaction import Tx
 
-# A ticket row goes once the ticket cannot be presented any more. Rows that people look at stay
+# A ticket row is deleted once the ticket can no longer be presented. Rows that people look at stay
 # `AccessPolicy.remember` longer.
 _DELETE_SPENT_TICKETS = """
 DELETE FROM ticket WHERE jti IN (SELECT jti FROM ticket WHERE keep_until <= ? LIMIT ?)
@@ -18,6 +19,19 @@ _DELETE_OLD_ROWS = (
            SELECT id FROM agent_session s WHERE seen_at <= ?
            AND NOT EXISTS (SELECT 1 FROM agent_token WHERE session = s.id) LIMIT ?)""",
 )
+# Each of these may have been used, or revoked, since the backup was made.
+_VOID = (
+    "UPDATE invite SET revoked_at = ? WHERE used_at IS NULL AND revoked_at IS NULL",
+    "UPDATE agent_invite SET revoked_at = ? WHERE used_at IS NULL AND revoked_at IS NULL",
+    "UPDATE agent_session SET revoked_at = ?, revoked_by = 'restore' WHERE revoked_at IS NULL",
+    "UPDATE ticket SET used_at = ? WHERE used_at IS NULL",
+)
+
+
+def void_credentials(tx: Tx) -> None:
+    """In a restored journal, make unused invites and tickets and all sessions invalid."""
+    for sql in _VOID:
+        tx.execute(sql, (tx.now,))
 
 
 def prune_expired(tx: Tx, policy: AccessPolicy, limit: int) -> int:

@@ -54,7 +54,7 @@ class ArchiveStore:
             return False
 
     def read_file(self, name: str) -> bytes | None:
-        """The file's content; None if there is no such file."""
+        """The file's content; None if it does not exist."""
         if self.is_special_file(name):
             return None
         try:

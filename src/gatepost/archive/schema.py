@@ -31,7 +31,7 @@ EVENT_SCHEMA: Final = pa.schema(
         pa.field("corr_id", pa.string()),
         pa.field("ref_id", pa.binary()),
         pa.field("causation_id", pa.binary()),
-        # The first event of forwarded mail; null in events that carry mail of their own.
+        # The first event of forwarded mail; null in events that are not forwarded mail.
         pa.field("origin_id", pa.binary()),
         _required_field("created_at", pa.int64()),
         pa.field("expires_at", pa.int64()),

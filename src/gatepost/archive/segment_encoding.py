@@ -170,7 +170,7 @@ _ENVELOPE_COLUMNS = _same_name_columns("kind", "pair_base", "prev_seq_to", "corr
 _ENVELOPE_COLUMNS |= _same_name_columns("expires_at", "attempt", "priority")
 _ENVELOPE_COLUMNS |= {
     "offer": lambda event: event.offer > 0,
-    # Mail that is forwarded for another gateway has an order of its own.
+    # Mail that is forwarded for another gateway has a separate order.
     "pair_seq": lambda event: 0 if event.origin_node_id else event.pair_seq,
 }
 _ENVELOPE_COLUMNS |= _renamed_columns(
@@ -254,7 +254,7 @@ def _decode_clear_payload(kind: str, payload: bytes) -> _ClearPayload | None:
     try:
         clear = _decode_clear(payload)
     except msgspec.MsgspecError:
-        # The application sent a payload of its own form; the archive has no columns for it.
+        # The application chose the form of this payload; the archive has no columns for it.
         return None
     # A dead letter omits 0 attempts on the wire; in other kinds the field has no meaning.
     clear.attempts = (clear.attempts or 0) if kind == EventKind.DEAD_LETTER else None

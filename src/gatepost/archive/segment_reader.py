@@ -153,7 +153,7 @@ class SegmentReader:
     def _segments_near(self, created_at: int) -> list[ArchiveSegment]:
         """Segments from the time of an event on, in their order; then earlier ones, latest first.
 
-        What refers to an event was committed after it.
+        Events that refer to an event were committed after it.
         """
         segments = self._load_manifest().segments
         later = [s for s in segments if s.max_created_at >= created_at - _CLOCK_SLACK_MS]

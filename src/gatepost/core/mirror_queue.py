@@ -20,7 +20,7 @@ from gatepost.wire.mirror_views import MirroredMessage, MirrorPage
 from gatepost.wire.operations import NewSend, Sent
 from gatepost.wire.tasks import NewTask
 
-# Sends are refused while this many copies wait, because nobody takes them.
+# Sends are refused while this many copies wait for `gatepost migrate mirror`.
 MAX_WAITING = 100_000
 # Idempotency keys of messages that come from the legacy document.
 LEGACY_KEY_PREFIX = "legacy:"
@@ -35,6 +35,8 @@ _SELECT_COPIES = """
 SELECT number, event_id, from_agent, to_agent, corr_id, sent_at, payload, digest, is_task
 FROM mirror ORDER BY number LIMIT ?
 """
+# The blobs that waiting copies refer to.
+MIRRORED_BLOBS_SQL = "SELECT digest FROM mirror WHERE digest IS NOT NULL"
 _SELECT_SPAN = """
 SELECT (SELECT min(number) FROM mirror), (SELECT max(number) FROM mirror)
 """
@@ -53,7 +55,7 @@ class MirrorQueue:
         self._call_soon = loop.call_soon_threadsafe
 
     def switch(self, tx: Tx, on: bool) -> None:
-        """Switch the mirror on or off; copies that nobody took are dropped when it goes off."""
+        """Switch the mirror on or off. Switching it off drops the copies that still wait."""
         save_fact(tx, _FACT, "on" if on else "off")
         if not on:
             tx.execute("DELETE FROM mirror")

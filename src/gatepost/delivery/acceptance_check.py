@@ -19,6 +19,7 @@ from gatepost.events import (
 from gatepost.events.json_payload import check_json_payload
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import Dispatcher
+from gatepost.mailbox.lookup import count_waiting
 
 # An event is held for these, and refused for any other reason.
 FULL = "full"
@@ -29,11 +30,9 @@ HOLD_REASONS = (FULL, BLOB, SENDER, CHECK)
 NO_AGENT = "no_agent"
 
 _SELECT_REPLIES_TO = "SELECT replies_to FROM delivery WHERE event_id = ?"
-_SELECT_TASK = "SELECT 1 FROM task WHERE id = ?"
 _SELECT_DELIVERY = f"""
 SELECT node, from_agent, to_agent FROM delivery WHERE event_id = ? AND {SINCE_RESTORE}
 """
-_SELECT_WAITING = "SELECT waiting FROM mailbox WHERE name = ?"
 
 
 class AcceptanceCheck:
@@ -159,8 +158,7 @@ class AcceptanceCheck:
         """Whether it cancels a task of this gateway, perhaps of an agent that has moved since."""
         if envelope.kind != EventKind.TASK_CANCEL or envelope.ref_event_id is None:
             return False
-        id = parse_event_id(envelope.ref_event_id)
-        return tx.fetch_one(_SELECT_TASK, (id,)) is not None
+        return self._parts.hub.has_task(tx, parse_event_id(envelope.ref_event_id))
 
     def _needs_no_mailbox(self, tx: Tx, envelope: Envelope) -> bool:
         if envelope.kind == EventKind.TASK_CANCEL or envelope.is_skill_distribution:
@@ -193,10 +191,10 @@ class AcceptanceCheck:
 
 
 def open_inline_payload(parts: DeliveryParts, envelope: Envelope) -> bytes:
-    """Decrypt and check the payload of an event: nobody else here sees one that is not checked.
+    """Decrypt and check the payload of an event. Unchecked payloads go no further.
 
-    EncryptionError if it is not for this gateway; PayloadTooLarge, or InvalidRequest for what is
-    not JSON or is nested too deeply.
+    EncryptionError if it is not for this gateway; PayloadTooLarge; InvalidRequest if it is not JSON
+    or is nested too deeply.
     """
     source = envelope.source_node_id
     payload = parts.node.cipher.decrypt(
@@ -214,5 +212,4 @@ def open_inline_payload(parts: DeliveryParts, envelope: Envelope) -> bytes:
 
 def mailbox_capacity(tx: Tx, dispatcher: Dispatcher, mailbox: str) -> int:
     """How many more messages a mailbox takes."""
-    row = tx.fetch_one(_SELECT_WAITING, (mailbox,))
-    return dispatcher.policy.max_pending - (row[0] if row else 0)
+    return dispatcher.policy.max_pending - count_waiting(tx, mailbox)

@@ -9,6 +9,7 @@ from gatepost.events import Order
 from gatepost.events.reserved_names import require_agent_name
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
+from gatepost.mailbox.lookup import IS_ORDERED_SQL
 from gatepost.wire.gateway_views import AgentInfo
 from gatepost.wire.operations import AgentRole, StatedSkill
 
@@ -22,10 +23,13 @@ ON CONFLICT (id) DO UPDATE SET registered_at = excluded.registered_at, seen_at =
     standby = coalesce(?5, standby), role = coalesce(?6, role),
     takes_skills = coalesce(?7, takes_skills), skills = coalesce(?8, skills)
 """
-_SELECT_AGENT = """
-SELECT id, type, created_at, seen_at, standby, role,
-       (SELECT ordered FROM mailbox WHERE name = agent.id) FROM agent
+_SELECT_AGENT = f"""
+SELECT id, type, created_at, seen_at, standby, role, {IS_ORDERED_SQL.format(mailbox="agent.id")}
+FROM agent
 """
+# The agents of this gateway that take the skills of others, as rows of `id`.
+SKILL_TAKERS_SQL = "(SELECT id FROM agent WHERE takes_skills AND NOT standby)"
+_SELECT_HERE = "SELECT id, takes_skills FROM agent WHERE NOT standby ORDER BY id"
 _decode_skills = msgspec.json.Decoder(tuple[StatedSkill, ...]).decode
 _SAVE_ACTIVITY = "UPDATE agent SET seen_at = ?1 WHERE id = ?2 AND seen_at < ?1"
 
@@ -68,8 +72,7 @@ class Agents:
         return self.get(tx, id)
 
     def _require_capacity(self, tx: Tx) -> None:
-        ((count,),) = tx.fetch_all("SELECT count(*) FROM agent")
-        if count >= self.max_agents:
+        if (count := count_agents(tx)) >= self.max_agents:
             raise TooManyAgents(
                 f"this gateway answers for {count} agents, its maximum; remove unused ones with"
                 " `gatepost agent remove`, or raise limits.max_agents"
@@ -133,6 +136,16 @@ class Agents:
         active, self._active = self._active, set()
         tx.execute_many(_SAVE_ACTIVITY, [(tx.now, id) for id in sorted({*active, *waiting})])
         self.has_changed |= bool(active)
+
+
+def count_agents(tx: Tx) -> int:
+    ((count,),) = tx.fetch_all("SELECT count(*) FROM agent")
+    return int(count)
+
+
+def agents_here(tx: Tx) -> dict[str, bool]:
+    """The agents that live here, and whether each takes the skills of others."""
+    return {row[0]: bool(row[1]) for row in tx.fetch_all(_SELECT_HERE)}
 
 
 def _agent_from_row(row: Row) -> AgentInfo:

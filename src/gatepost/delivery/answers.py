@@ -3,24 +3,20 @@
 from typing import Any
 
 from gatepost.delivery.decisions import NOTHING, Decisions
+from gatepost.delivery.delivery_reads import is_open
 from gatepost.delivery.forward import forward_outcome
 from gatepost.delivery.inbox.inbox_states import InboxState
 from gatepost.delivery.inbox.inbox_table import InboxRow, find_row
 from gatepost.delivery.outbox_writer import KEPT, RESTORED, OutboxWriter, draft_acceptance
 from gatepost.events import Envelope, Receipt, Signal, parse_event_id
 from gatepost.events.reserved_names import GATEWAY
+from gatepost.journal.outbox_reads import replies_to
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import MailState
+from gatepost.mailbox.lookup import find_mail
 
-_SELECT_MAIL = """
-SELECT m.state, d.reason FROM mail m JOIN mailbox b ON b.id = m.mailbox
-LEFT JOIN dead_letter d ON d.id = m.id WHERE b.name = ? AND m.msg_id = ?
-"""
-# A reply that is still under way ends the delivery of the message it answers.
-_SELECT_OPEN_REPLY = """
-SELECT 1 FROM outbox o JOIN delivery d ON d.event_id = o.event_id
-WHERE o.ref_id = ? AND o.kind = 'reply' AND d.processed_at IS NULL LIMIT 1
-"""
+# The replies to one event that are looked at: an honest gateway sends one.
+_MAX_REPLIES = 200
 _OUTCOMES = {
     MailState.ACKED: "ok",
     MailState.DEAD_LETTER: "dead_letter",
@@ -69,7 +65,9 @@ def report_outcome(
     outcome, reason = _find_outcome(tx, source, mailbox, event_id)
     if outcome is None:
         return NOTHING
-    replied = tx.fetch_one(_SELECT_OPEN_REPLY, (parse_event_id(event_id),)) is not None
+    # A reply that is still under way ends the delivery of the message it answers.
+    replies = replies_to(tx, parse_event_id(event_id), _MAX_REPLIES)
+    replied = any(is_open(tx, reply) for reply in replies)
     processed = Receipt(status="processed", outcome=outcome, reason=reason or None, replied=replied)
     return _append_receipt(writer, tx, source, mailbox, event_id, corr_id, processed)
 
@@ -98,9 +96,9 @@ def _find_outcome(tx: Tx, source: str, mailbox: str, event_id: str) -> tuple[Any
     forwarded = forward_outcome(tx, source, id)
     if forwarded is not None:
         return forwarded
-    row = tx.fetch_one(_SELECT_MAIL, (mailbox, event_id))
-    if row is not None:
-        return _OUTCOMES.get(row[0]), row[1]
+    mail = find_mail(tx, mailbox, event_id)
+    if mail is not None:
+        return _OUTCOMES.get(mail.state), mail.reason
     taken = find_row(tx, source, id)
     is_kept = taken is not None and taken.reason == KEPT.outcome
     return (KEPT.outcome if is_kept else None), None

@@ -57,6 +57,7 @@ from gatepost.delivery.decisions import (
     TurnEnded,
     VerdictArrived,
 )
+from gatepost.delivery.delivery_reads import is_blob_sent_to
 from gatepost.delivery.engage import TurnReader, read_replies
 from gatepost.delivery.event_mail import decode_info, draft_again
 from gatepost.delivery.forward import MailForwarder
@@ -236,6 +237,10 @@ class DeliveryCoordinator:
         """A blob was fetched and verified: accept the events that were held for it."""
         self.apply_decisions(tx, release.release_for_blob(self._parts, tx, digest))
         self.apply_decisions(tx, self._tell_hub(tx, BlobArrived(digest)))
+
+    def may_fetch_blob(self, tx: Tx, digest: str, node: str) -> bool:
+        """Whether a message, or the result of a task, brought this blob to the agents of a node."""
+        return is_blob_sent_to(tx, digest, node) or self._parts.hub.is_result_for(tx, digest, node)
 
     def contents_checked(self, tx: Tx, source: str, event_ids: list[str]) -> None:
         """There are verdicts about the contents of these events: take them in."""

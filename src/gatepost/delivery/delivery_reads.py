@@ -1,5 +1,7 @@
 """Queries on deliveries, for status, metrics, alerts and the hub."""
 
+from typing import NamedTuple
+
 from gatepost.journal.transaction import Row, Tx
 from gatepost.ledger import Ledger, make_ledger
 
@@ -27,6 +29,33 @@ _SELECT_LEDGER = """
 SELECT state, outcome, reason, count(*) FROM delivery WHERE kind <> 'reply' AND origin IS NULL
 GROUP BY state, outcome, reason
 """
+_SELECT_RECORD = """
+SELECT kind, from_agent, to_agent, node, outcome, reason, accepted_at, processed_at, state, verdict,
+    verdict_at, emitted_at
+FROM delivery WHERE event_id = ?
+"""
+_SELECT_GIVEN_UP = """
+SELECT kind, from_agent, to_agent, node, NULL, reason, NULL, failed_at, 'dead_letter', verdict,
+    verdict_at, NULL
+FROM undelivered WHERE event_id = ?
+"""
+
+
+class DeliveryRecord(NamedTuple):
+    """What the sender knows of a message. `emitted_at` is None if the delivery is forgotten."""
+
+    kind: str
+    from_agent: str
+    to_agent: str
+    node: str | None
+    outcome: str | None
+    reason: str | None
+    accepted_at: int | None
+    processed_at: int | None
+    state: str
+    verdict: str | None
+    verdict_at: int | None
+    emitted_at: int | None
 
 
 def open_by_node(tx: Tx, own: str) -> dict[str, int]:
@@ -73,6 +102,44 @@ def count_undelivered(tx: Tx) -> int:
     """All messages that were given up, also those that were sent again."""
     ((count,),) = tx.fetch_all("SELECT count(*) FROM undelivered")
     return int(count)
+
+
+def find_record(tx: Tx, event_id: bytes) -> DeliveryRecord | None:
+    """The delivery of a message, or what is kept of one that was given up."""
+    id = (event_id,)
+    row = tx.fetch_one(_SELECT_RECORD, id) or tx.fetch_one(_SELECT_GIVEN_UP, id)
+    return None if row is None else DeliveryRecord(*row)
+
+
+def local_mailboxes(tx: Tx, event_id: bytes, own: str) -> list[str]:
+    """The mailbox of this gateway to which a message was sent from here, if it was."""
+    sql = "SELECT to_agent FROM delivery WHERE event_id = ? AND node = ?"
+    return [row[0] for row in tx.fetch_all(sql, (event_id, own))]
+
+
+def sent_in(tx: Tx, corr_id: str, limit: int) -> list[bytes]:
+    """The events of a conversation that were sent from here, oldest first."""
+    sql = "SELECT event_id FROM delivery WHERE corr_id = ? ORDER BY event_id LIMIT ?"
+    return [row[0] for row in tx.fetch_all(sql, (corr_id, limit))]
+
+
+def count_open(tx: Tx) -> int:
+    ((count,),) = tx.fetch_all("SELECT count(*) FROM delivery WHERE processed_at IS NULL")
+    return int(count)
+
+
+def count_given_up(tx: Tx) -> tuple[int, int]:
+    """(messages that were given up and not sent again, those that were answered late)"""
+    ((count, late),) = tx.fetch_all(
+        "SELECT count(*), count(verdict_at) FROM undelivered WHERE replayed_as IS NULL"
+    )
+    return int(count), int(late)
+
+
+def is_blob_sent_to(tx: Tx, digest: str, node: str) -> bool:
+    """Whether a message with this blob was sent to a node."""
+    sql = "SELECT 1 FROM delivery WHERE digest = ? AND node = ? LIMIT 1"
+    return tx.fetch_one(sql, (digest, node)) is not None
 
 
 def is_open(tx: Tx, event_id: bytes) -> bool:

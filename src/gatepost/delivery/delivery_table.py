@@ -9,6 +9,8 @@ from gatepost.delivery.delivery_states import IS_UNACCEPTED
 from gatepost.delivery.outgoing import OutgoingEvent, SenderPair
 from gatepost.events import format_event_id, parse_event_id
 from gatepost.journal.facts import RESTORED_AT_SQL
+from gatepost.journal.outbox_reads import first_seq_to
+from gatepost.journal.recipients import sent_through
 from gatepost.journal.transaction import Row, Tx
 
 
@@ -87,9 +89,6 @@ SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL AND pair_seq 
 _SELECT_DESTINATIONS = """
 SELECT DISTINCT node FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL
 """
-_SELECT_FIRST_SEQ = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node = ?"
-
-_SELECT_SENT_SEQ = "SELECT sent_seq FROM recipient WHERE node_id = ?"
 
 # A delivery whose whole story is in this journal: what became of older ones may have been lost.
 SINCE_RESTORE = f"emitted_at > {RESTORED_AT_SQL}"
@@ -164,14 +163,8 @@ def is_unchanged(tx: Tx, record: OpenDelivery | Row) -> bool:
 def may_have_been_sent(tx: Tx, delivery: OpenDelivery) -> bool:
     """Whether the owner of a delivery may have heard of it."""
     seq = first_seq_to(tx, delivery.event_id, delivery.node)
-    row = tx.fetch_one(_SELECT_SENT_SEQ, (delivery.node,))
-    return seq is None or (row is not None and seq <= row[0])
-
-
-def first_seq_to(tx: Tx, event_id: bytes, node: str) -> int | None:
-    """The seq under which an event was first appended for a node."""
-    ((seq,),) = tx.fetch_all(_SELECT_FIRST_SEQ, (event_id, node))
-    return None if seq is None else int(seq)
+    sent = sent_through(tx, delivery.node)
+    return seq is None or (sent is not None and seq <= sent[1])
 
 
 def was_sent_to(tx: Tx, event_id: bytes, node: str) -> bool:

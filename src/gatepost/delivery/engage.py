@@ -1,7 +1,7 @@
 """The third transaction, `engage`: the turn of an agent ends, and its sender is told.
 
-An ack brings the reply of the turn. The reply is an event of its own, for the agent that sent the
-message; behind it goes the receipt `processed`.
+An ack brings the reply of the turn. The reply is a separate event, for the agent that sent the
+message; the receipt `processed` follows it.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,10 @@ from gatepost.events.reserved_names import unqualify_sender
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import ClosedMail
 from gatepost.mailbox.enqueue import pair_of_mail
+from gatepost.mailbox.lookup import find_meta, pair_ends
 from gatepost.routing import Route
 from gatepost.wire.operations import Failure
 
-_SELECT_META = "SELECT meta FROM body WHERE id = ?"
-_SELECT_PAIR = """
-SELECT p.sender, b.name FROM pair p JOIN mailbox b ON b.id = p.mailbox WHERE p.id = ?
-"""
 _PAIRS_CACHED = 10_000
 
 
@@ -75,7 +72,7 @@ class TurnReader:
 
     def read_turn(self, tx: Tx, closed: ClosedMail, reply: TurnReply | None) -> TurnEnded | None:
         """The turn that closed some mail; None if no event brought that mail."""
-        meta = closed.meta or (tx.fetch_one(_SELECT_META, (closed.mail_id,)) or (None,))[0]
+        meta = closed.meta or find_meta(tx, closed.mail_id)
         if meta is None:
             return None
         sender, mailbox = self._find_pair(tx, pair_of_mail(closed.mail_id))
@@ -89,7 +86,7 @@ class TurnReader:
         """(sender, mailbox) of a pair, whose id never comes back for another."""
         found = self._pairs.get(pair)
         if found is None:
-            ((sender, mailbox),) = tx.fetch_all(_SELECT_PAIR, (pair,))
+            sender, mailbox = pair_ends(tx, pair)
             if len(self._pairs) >= _PAIRS_CACHED:
                 self._pairs.clear()
             found = self._pairs[pair] = (unqualify_sender(sender), mailbox)

@@ -4,7 +4,7 @@ When an agent moved, mail that was accepted for it here is not lost: mail that n
 hand leaves the mailbox and goes on as an event of our own, caused by the one it stands for. That is
 one transaction, so a gateway may be killed at any moment. The end of our event is reported to the
 original sender, reply and all, as if the turn had ended here. Mail that was merely enqueued here
-for an agent that lives elsewhere goes the same way; nobody is told of its end.
+for an agent that lives elsewhere goes the same way, but its end is not reported.
 
 Two gateways may disagree for a moment about where an agent lives, and each send its mail to the
 other. When mail that a gateway has sent on before comes back and goes on again, the mailbox waits
@@ -30,6 +30,7 @@ from gatepost.delivery.decisions import (
     TurnEnded,
 )
 from gatepost.delivery.event_mail import decode_info, draft_again
+from gatepost.delivery.inbox.inbox_table import IS_TAKEN_SQL
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent, TurnReply
@@ -41,18 +42,16 @@ from gatepost.journal.transaction import Row, Tx
 from gatepost.mailbox import Dispatcher
 from gatepost.mailbox.enqueue import is_unordered
 from gatepost.mailbox.leases import FORWARD_READY, FORWARD_WAITING, MailChoice, parse_lease_handle
+from gatepost.mailbox.lookup import count_waiting, mail_terms, name_if_waiting
 from gatepost.routing import Route
 from gatepost.wire.operations import EventInfo, LeasedMessage
 
 _FIRST_RETURN_DELAY_MS = 100
 _LONGEST_RETURN_DELAY_MS = 10_000
 
-# How much of one mailbox a commit group forwards; the next group goes on with the rest.
+# The most mail of one mailbox that a commit group forwards; the next group forwards more.
 _PORTION = 256
 
-_SELECT_WAITING = "SELECT 1 FROM mailbox WHERE waiting > 0 AND name = ?"
-_SELECT_NAME = "SELECT name FROM mailbox WHERE waiting > 0 AND id = ?"
-_SELECT_TERMS = "SELECT expires_at, not_before, max_retries FROM mail WHERE id = ?"
 _RECORD_FORWARD = """
 INSERT INTO forwarded (event_id, source, original, sender, mailbox, meta, at)
 VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -73,6 +72,23 @@ SELECT 1 FROM delivery WHERE event_id = ?1 AND processed_at IS NULL
 UNION ALL SELECT 1 FROM delivery WHERE origin = ?1 AND processed_at IS NULL LIMIT 1
 """
 _SELECT_OUTCOME = "SELECT outcome, reason FROM forwarded WHERE source = ? AND original = ?"
+_SELECT_FORWARDS = """
+SELECT event_id, at FROM forwarded WHERE source = ? AND original = ? ORDER BY event_id
+"""
+# The event of another gateway that `{event}`, an event of ours, stands for.
+ORIGINAL_SQL = "SELECT original FROM forwarded WHERE event_id = {event}"
+# Whether the event `{event}` of `{source}` was forwarded and its turn has not ended.
+IS_FORWARD_OPEN_SQL = """EXISTS (
+    SELECT 1 FROM forwarded f
+    WHERE f.source = {source} AND f.original = {event} AND f.outcome IS NULL
+)"""
+# The outcome of forwarded mail is asked for as long as its event may come again.
+_FORGET = f"""
+DELETE FROM forwarded WHERE event_id IN (
+    SELECT event_id FROM forwarded h WHERE at <= ? AND outcome IS NOT NULL
+    AND NOT {IS_TAKEN_SQL.format(source="h.source", event="h.original")} LIMIT ?
+)
+"""
 
 
 class ReturnDelays:
@@ -82,7 +98,7 @@ class ReturnDelays:
     """
 
     def __init__(self) -> None:
-        # Mailbox → its last delay; and the end of each delay that nobody has looked at yet.
+        # Mailbox → its last delay; and the ends of the delays that were not taken yet.
         self._delays: dict[str, int] = {}
         self._ends: dict[str, int] = {}
 
@@ -177,16 +193,13 @@ class MailForwarder:
         Unordered mail that is delayed moves only when the room changes: while two gateways disagree
         about it, mail must not go to and fro between them.
         """
-        takes = {
-            name: FORWARD_WAITING
-            for name in self._unchecked
-            if tx.fetch_one(_SELECT_WAITING, (name,))
-        }
+        takes = {name: FORWARD_WAITING for name in self._unchecked if count_waiting(tx, name)}
         for name in self._delays.take_ended(tx.now):
             takes.setdefault(name, FORWARD_READY)
         for id in self._dispatcher.ready_mailboxes:
-            for (name,) in tx.fetch_all(_SELECT_NAME, (id,)):
-                takes.setdefault(name, FORWARD_READY)
+            ready = name_if_waiting(tx, id)
+            if ready is not None:
+                takes.setdefault(ready, FORWARD_READY)
         return takes
 
     def record_forward(self, tx: Tx, forward: ForwardMail) -> None:
@@ -275,7 +288,7 @@ class MailForwarder:
     ) -> OutgoingEvent:
         id = self._node.event_ids.next_id()
         mail, _ = parse_lease_handle(message.receipt)
-        ((expires, not_before, max_retries),) = tx.fetch_all(_SELECT_TERMS, (mail,))
+        expires, not_before, max_retries = mail_terms(tx, mail)
         payload, sender = bytes(message.payload), unqualify_sender(message.from_)
         terms: dict[str, Any] = {
             "expires_at": tx.now + max(1, expires - tx.now),
@@ -316,3 +329,14 @@ def forward_outcome(tx: Tx, source: str, original: bytes) -> tuple[str | None, s
     """(outcome, reason) of mail that was forwarded, both None as long as it is under way."""
     row = tx.fetch_one(_SELECT_OUTCOME, (source, original))
     return None if row is None else (row[0], row[1])
+
+
+def find_forwards(tx: Tx, source: str, original: bytes) -> list[tuple[bytes, int]]:
+    """(our event, when it was sent) of each time that an event was forwarded, oldest first."""
+    return [(row[0], row[1]) for row in tx.fetch_all(_SELECT_FORWARDS, (source, original))]
+
+
+def forget_forwards(tx: Tx, before: int, batch: int) -> int:
+    """Forget mail that was forwarded before that time and has ended; returns how many."""
+    tx.execute(_FORGET, (before, batch))
+    return tx.changed_rows()

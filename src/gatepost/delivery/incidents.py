@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from gatepost.delivery.incident_table import amend_incident, raise_incident
 from gatepost.journal.transaction import Tx
 
 # A peer can cause these as often as it likes. Their subjects begin with its name.
@@ -23,15 +24,6 @@ _MOST_OF_CLASS = 1000
 _PERIOD_MS = 3_600_000
 # Stands for the peer in the count of a whole class.
 _EVERYBODY = "all"
-
-_RAISE = """
-INSERT OR IGNORE INTO incident (id, class, subject, detail, raised_at, source)
-VALUES (?, ?, ?, ?, ?, ?)
-"""
-_AMEND = """
-INSERT INTO incident (id, class, subject, detail, raised_at, source) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET detail = excluded.detail WHERE status = 'open'
-"""
 
 
 class IncidentLog:
@@ -58,14 +50,13 @@ class IncidentLog:
             tx.add_effect(lambda: self.counts.update([kind]))
             self._note_beyond(tx, full, subject)
             return
-        tx.execute(_RAISE, self._row(tx, kind, subject, detail))
-        if tx.changed_rows():
+        if raise_incident(tx, self._row(tx, kind, subject, detail)):
             self._recorded.update(share for share, _ in bounds)
             tx.add_effect(lambda: self.counts.update([kind]))
 
     def amend(self, tx: Tx, kind: str, subject: str, detail: str) -> None:
         """Raise an incident, or replace the detail of the one that is open."""
-        tx.execute(_AMEND, self._row(tx, kind, subject, detail))
+        amend_incident(tx, self._row(tx, kind, subject, detail))
 
     def _row(self, tx: Tx, kind: str, subject: str, detail: str) -> tuple[str | int, ...]:
         return f"{kind}:{subject}", kind, subject, detail[:500], tx.now, self._node

@@ -32,6 +32,14 @@ class TaskHub:
     def apply_notice(self, tx: Tx, notice: TaskNotice) -> Decisions:
         return NOTHING
 
+    def has_task(self, tx: Tx, id: bytes) -> bool:
+        """Whether this gateway knows the task with this id, whoever requested or executes it."""
+        return False
+
+    def is_result_for(self, tx: Tx, digest: str, node: str) -> bool:
+        """Whether a blob is the result of a task that was requested by the agents of `node`."""
+        return False
+
     def needs_check(self, tx: Tx, envelope: Envelope, open_payload: Callable[[], bytes]) -> bool:
         """Whether a request has to wait until its content is checked."""
         return False

@@ -19,11 +19,8 @@ from gatepost.events import (
     encode_payload,
     format_event_id,
 )
+from gatepost.journal.outbox_reads import bodies_of
 from gatepost.journal.transaction import Tx
-
-_SELECT_BODIES = """
-SELECT body FROM outbox WHERE event_id = ? AND kind <> 'ack' ORDER BY seq
-"""
 
 
 class EncryptedContent(NamedTuple):
@@ -83,7 +80,7 @@ def find_first_event(tx: Tx, event_id: bytes) -> Envelope:
 
     Attempts after the first have no payload.
     """
-    for (body,) in tx.fetch_all(_SELECT_BODIES, (event_id,)):
+    for body in bodies_of(tx, event_id):
         envelope = decode_event(body)
         if envelope.payload is not UNSET or envelope.payload_ref is not None:
             return envelope
@@ -91,4 +88,4 @@ def find_first_event(tx: Tx, event_id: bytes) -> Envelope:
     for draft in tx.appended_drafts:
         if draft.event_id == id and (draft.payload is not UNSET or draft.payload_ref):
             return draft
-    raise EncryptionError(f"the payload of {id} is not in the outbox any more")
+    raise EncryptionError(f"the payload of {id} is no longer in the outbox")

@@ -19,7 +19,9 @@ from gatepost.delivery.outbox_writer import draft_pair_closed
 from gatepost.delivery.outgoing import SenderPair
 from gatepost.delivery.parts import DeliveryParts
 from gatepost.events import Signal
+from gatepost.journal import recipients
 from gatepost.journal.incarnations import load_incarnations
+from gatepost.journal.outbox_reads import was_sent_within
 from gatepost.journal.transaction import Tx
 
 # An honest reader asks once in 30 s, and again for each restore.
@@ -35,18 +37,6 @@ WHERE processed_at IS NULL AND node IS NOT NULL
 AND (pair_seq > 0 OR state <> '{DeliveryState.INCIDENT}')
 LIMIT ?
 """
-_SELECT_SENT_WITHIN = """
-SELECT 1 FROM outbox WHERE event_id = ? AND to_node = ? AND seq > ? AND seq <= ? LIMIT 1
-"""
-_SELECT_READER = "SELECT incarnation, sent_seq FROM recipient WHERE node_id = ?"
-_SAVE_READER = """
-INSERT INTO recipient (node_id, last_seq, incarnation, seen_at) VALUES (?1, 0, ?2, ?3)
-ON CONFLICT (node_id) DO UPDATE SET incarnation = ?2, seen_at = ?3
-"""
-_SAVE_CUT = """
-UPDATE recipient SET cut_seq = max(cut_seq, ?1), skip_seq = max(skip_seq, ?1) WHERE node_id = ?2
-"""
-_SELECT_CUT = "SELECT cut_seq FROM recipient WHERE node_id = ?"
 _SELECT_OPEN_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE node = ? AND processed_at IS NULL ORDER BY event_id
 """
@@ -71,13 +61,13 @@ def greet_reader(
     The new journal has read our outbox up to `after`. `restored`: the reader says that it was
     restored. A reader that we did not know may have read our outbox through relays before.
     """
-    known, sent = tx.fetch_one(_SELECT_READER, (node,)) or (None, 0)
-    tx.execute(_SAVE_READER, (node, incarnation, tx.now))
+    known, sent = recipients.sent_through(tx, node) or (None, 0)
+    recipients.note_incarnation(tx, node, incarnation)
     if known == incarnation or (known is None and not restored):
         return NOTHING
     if sent > after:
         # What the reader is told may get lost: the cut makes the next link repeat it.
-        tx.execute(_SAVE_CUT, (sent, node))
+        recipients.skip_through(tx, node, sent)
     lost = _give_up_sent(parts, tx, node, after, sent)
     return [*lost, ReaderResumed(node, incarnation), JournalLost(node)]
 
@@ -103,11 +93,11 @@ def _may_ask(parts: DeliveryParts, node: str, now: int) -> bool:
 
 
 def _give_up_sent(parts: DeliveryParts, tx: Tx, node: str, after: int, sent: int) -> Decisions:
-    """The lost journal of `node` may have heard of these, and nobody knows what it did."""
+    """Give up what the lost journal of `node` may have read: its outcome is unknown."""
     records = (OpenDelivery(*row) for row in tx.fetch_all(_SELECT_OPEN_AT, (node,)))
     # One that was refused before may have been accepted when it came again.
     heard = ((each, (each.event_id, node, after, sent)) for each in records)
-    lost = [each for each, span in heard if tx.fetch_one(_SELECT_SENT_WITHIN, span)]
+    lost = [each for each, span in heard if was_sent_within(tx, *span)]
     reason = f"{node} has another journal than it had"
     return [GiveUpDelivery(each, "owner_restored", reason) for each in lost]
 
@@ -120,7 +110,7 @@ def announce_resumed(parts: DeliveryParts, tx: Tx, resumed: ReaderResumed) -> De
         through = elsewhere - 1 if elsewhere else last
         signal = draft_pair_closed(SenderPair(*pair), through)
         decisions += parts.writer.append_signal(tx, node, None, signal)
-    ((cut,),) = tx.fetch_all(_SELECT_CUT, (node,))
+    cut, _ = recipients.cut_of(tx, node)
     follows = Signal(signal="resumed", text=incarnation, through=cut)
     return [*decisions, *parts.writer.append_signal(tx, node, None, follows)]
 

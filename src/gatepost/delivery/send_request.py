@@ -27,6 +27,13 @@ _SELECT_SENT = "SELECT from_agent, to_agent, fingerprint FROM delivery WHERE eve
 _REMEMBER_KEY = """
 INSERT INTO idempotency (agent, key, fingerprint, event_id, at) VALUES (?, ?, ?, ?, ?)
 """
+# A key is kept as long as its delivery, which may outlive the tombstone time.
+_FORGET_KEYS = """
+DELETE FROM idempotency WHERE (agent, key) IN (
+    SELECT agent, key FROM idempotency i WHERE at <= ?
+    AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.event_id = i.event_id) LIMIT ?
+)
+"""
 
 # The terms of a message that leaves all of them to its receiver, as nearly every message does.
 _NO_TERMS = (UNSET,) * 5
@@ -147,3 +154,9 @@ def outgoing_message(new: NewSend, event_id: str, fingerprint: bytes, now: int) 
 
 def _value_or_none(value: T | UnsetType) -> T | None:
     return None if isinstance(value, UnsetType) else value
+
+
+def forget_idempotency_keys(tx: Tx, before: int, batch: int) -> int:
+    """Forget keys that were used before that time; returns how many."""
+    tx.execute(_FORGET_KEYS, (before, batch))
+    return tx.changed_rows()

@@ -6,17 +6,18 @@ from typing import Any
 
 from msgspec import UNSET, Raw
 
+from gatepost.delivery.blob_records import BLOB_SIZE_SQL
 from gatepost.errors import GatepostError, UnknownMessage
 from gatepost.events import parse_event_id
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 from gatepost.wire.operations import Sent
 
-_SELECT_SENT = """
+_SELECT_SENT = f"""
 SELECT d.corr_id, d.state, d.node, d.outcome, d.reason, d.accepted_at, d.processed_at, d.emitted_at,
     coalesce(d.verdict, (SELECT u.verdict FROM undelivered u WHERE u.event_id = d.event_id)),
-    d.verdict_at, d.reply, d.reply_ref, b.size
-FROM delivery d LEFT JOIN blob b ON b.digest = d.reply_ref WHERE d.event_id = ?
+    d.verdict_at, d.reply, d.reply_ref, {BLOB_SIZE_SQL.format(digest="d.reply_ref")}
+FROM delivery d WHERE d.event_id = ?
 """
 # The rows of deliveries are forgotten; a message that was given up is kept until it is discarded.
 _SELECT_GIVEN_UP = """

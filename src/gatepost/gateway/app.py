@@ -80,7 +80,7 @@ def create_app(
         else:
             access.require_operator(connection)
 
-    # A coroutine, though it awaits nothing: a plain function would run in a thread of its own.
+    # A coroutine, though it awaits nothing: a plain function would run in another thread.
     async def guard(connection: AnyConnection, handler: BaseRouteHandler) -> None:
         is_open = connection.scope["path"] in _PATHS_WITHOUT_TOKEN or "open" in handler.opt
         # The WebSocket handler checks the token itself: a handshake is refused in another way.
@@ -121,7 +121,7 @@ class _Application(Litestar):
 
 
 def _cors_config(origins: tuple[str, ...]) -> CORSConfig | None:
-    """Let pages of these origins read the answers; they still need a token of their own."""
+    """Let pages of these origins read the answers; they still need a token."""
     if not origins:
         return None
     return CORSConfig(

@@ -40,7 +40,7 @@ def _has_space(state_dir: Path) -> bool:
 
 
 def _reserve_space(file: Path) -> None:
-    """Allocate the space in a file that nobody else sees, and give it back."""
+    """Allocate the space in an unlinked file, and free it again."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         file.unlink()

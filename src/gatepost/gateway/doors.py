@@ -1,6 +1,6 @@
 """Doors: protocols of others that lead to the operations of this gateway.
 
-A door is a package above the gateway, with dependencies of its own. The gateway knows it by name,
+A door is a package above the gateway, with its own dependencies. The gateway knows it by name,
 hands it `DoorServices`, and works without it. A door never sees the journal: whatever it does is an
 operation, with the authority of its caller.
 """
@@ -186,7 +186,7 @@ class DoorServices:
             raise Forbidden("this needs an agent: say as which one you connect")
         return await self._external.read_blob_as(caller.session, digest)
 
-    # -- what everybody may know
+    # -- public
 
     async def list_agents(self) -> list[KnownAgent]:
         """The agents of the room and of this gateway."""

@@ -60,7 +60,7 @@ _DROP_CONTRACTS_SECS = 60.0
 
 
 class GatewayServices:
-    """All that a gateway does besides its core; nothing runs before `running`."""
+    """The background services of a gateway; none runs before `running`."""
 
     def __init__(
         self, operations: Operations, access: OperatorAccess, pools: ListenerPools

@@ -1,10 +1,11 @@
-"""Queries on the outbox and notes of how far it was read, for those who serve, archive or prove it.
+"""Queries on the outbox and its signed heads.
 
-`journal/outbox.py` writes the outbox and its heads; nothing else does.
+`journal/outbox.py` alone writes both, and `journal/outbox_pruning.py` deletes from them.
 """
 
 from collections.abc import Collection, Iterator
 
+from gatepost.events import EventKind
 from gatepost.journal.outbox import EVERYBODY
 from gatepost.journal.transaction import Row, Tx
 
@@ -46,23 +47,26 @@ WHERE o.ref_id = {ref} AND o.to_node = {node}
 AND o.seq > coalesce(max(r.acked_seq, r.cut_seq, r.skip_seq), 0)
 """
 _SELECT_DIGESTS = "SELECT digest FROM outbox WHERE seq BETWEEN ? AND ? ORDER BY seq"
+_SELECT_FIRST_SEQ_TO = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node = ?"
+# The seq under which `{event}` was appended first.
+FIRST_SEQ_SQL = "(SELECT min(seq) FROM outbox o WHERE o.event_id = {event})"
+_SELECT_SENT_WITHIN = """
+SELECT 1 FROM outbox WHERE event_id = ? AND to_node = ? AND seq > ? AND seq <= ? LIMIT 1
+"""
+_SELECT_NEXT_FOR = f"SELECT min(seq) FROM outbox WHERE to_node IN (?, '{EVERYBODY}') AND seq > ?"
+_SELECT_SIGNED_AT = "SELECT signed_at FROM head WHERE last_seq >= ? ORDER BY last_seq LIMIT 1"
+_SELECT_BODIES = "SELECT body FROM outbox WHERE event_id = ? AND kind <> ? ORDER BY seq"
+_SELECT_REPLIES = f"""
+SELECT DISTINCT event_id FROM outbox WHERE ref_id = ? AND kind = '{EventKind.REPLY}' LIMIT ?
+"""
+_SELECT_JOURNEY = """
+SELECT body FROM outbox WHERE event_id = ?1 UNION ALL SELECT body FROM outbox WHERE ref_id = ?1
+LIMIT ?2
+"""
+_SELECT_KIND = "SELECT kind, ref_id FROM outbox WHERE event_id = ? LIMIT 1"
 _SELECT_HELLO_HEAD = """
 SELECT max((SELECT coalesce(max(last_seq), 0) FROM head), max(first_seq) - 1) FROM incarnation
 """
-_NOTE_SENT = """
-INSERT INTO recipient (node_id, last_seq, sent_seq) VALUES (?1, 0, ?2)
-ON CONFLICT (node_id) DO UPDATE SET sent_seq = max(sent_seq, ?2)
-"""
-_NOTE_SENT_TO_ALL = """
-UPDATE recipient SET sent_seq = min(last_seq, ?1) WHERE sent_seq < min(last_seq, ?1)
-"""
-_NOTE_TAKEN = "UPDATE recipient SET acked_seq = max(acked_seq, ?), seen_at = ? WHERE node_id = ?"
-# A reader with another incarnation than the one we know is dealt with when it links to us.
-_NOTE_READING = """
-UPDATE recipient SET acked_seq = max(acked_seq, min(last_seq, ?1)), seen_at = ?2, incarnation = ?4
-WHERE node_id = ?3 AND coalesce(incarnation, ?4) = ?4
-"""
-_SELECT_READERS = "SELECT node_id, last_seq, acked_seq FROM recipient WHERE node_id <> ?"
 
 
 # -- how far it reaches
@@ -84,6 +88,24 @@ def last_seq_before(tx: Tx, at: int) -> int | None:
     """The last event that was signed at `at` or earlier."""
     row = tx.fetch_one("SELECT max(last_seq) FROM head WHERE signed_at <= ?", (at,))
     return None if row is None else row[0]
+
+
+def highest_seq(tx: Tx) -> int:
+    """The last event that has not been pruned; 0 if there is none."""
+    ((seq,),) = tx.fetch_all("SELECT coalesce(max(seq), 0) FROM outbox")
+    return int(seq)
+
+
+def next_seq_for(tx: Tx, reader: str, after: int) -> int | None:
+    """The first event after `after` that is for a reader."""
+    ((seq,),) = tx.fetch_all(_SELECT_NEXT_FOR, (reader, after))
+    return None if seq is None else int(seq)
+
+
+def signed_at(tx: Tx, seq: int) -> int:
+    """When the group with this event was signed."""
+    ((at,),) = tx.fetch_all(_SELECT_SIGNED_AT, (seq,))
+    return int(at)
 
 
 def oldest_seq(tx: Tx) -> int | None:
@@ -109,6 +131,47 @@ def events_about(tx: Tx, event_id: bytes, kinds: Collection[str], limit: int) ->
     """(seq, receiver, body) of an event and of those of these kinds that refer to it."""
     names = ", ".join(f"'{kind}'" for kind in kinds)
     return tx.fetch_all(_SELECT_ABOUT.format(kinds=names), (event_id, limit))
+
+
+def first_seq_to(tx: Tx, event_id: bytes, node: str) -> int | None:
+    """The seq under which an event was first appended for a node."""
+    ((seq,),) = tx.fetch_all(_SELECT_FIRST_SEQ_TO, (event_id, node))
+    return None if seq is None else int(seq)
+
+
+def was_sent_within(tx: Tx, event_id: bytes, node: str, after: int, upto: int) -> bool:
+    """Whether an event was appended for a node in (after, upto]."""
+    return tx.fetch_one(_SELECT_SENT_WITHIN, (event_id, node, after, upto)) is not None
+
+
+def bodies_of(tx: Tx, event_id: bytes) -> list[bytes]:
+    """The event and its further attempts, as they were appended."""
+    return [row[0] for row in tx.fetch_all(_SELECT_BODIES, (event_id, EventKind.ACK))]
+
+
+def replies_to(tx: Tx, event_id: bytes, limit: int) -> list[bytes]:
+    """The events by which this gateway replied to an event."""
+    return [row[0] for row in tx.fetch_all(_SELECT_REPLIES, (event_id, limit))]
+
+
+def journey_bodies(tx: Tx, event_id: bytes, limit: int) -> list[bytes]:
+    """An event and all events of this outbox that refer to it."""
+    return [row[0] for row in tx.fetch_all(_SELECT_JOURNEY, (event_id, limit))]
+
+
+def kind_and_ref(tx: Tx, event_id: bytes) -> tuple[str, bytes | None] | None:
+    """The kind of an event and the event that it refers to; None if it is not in the outbox."""
+    row = tx.fetch_one(_SELECT_KIND, (event_id,))
+    return None if row is None else (row[0], row[1])
+
+
+def has_event(tx: Tx, event_id: bytes) -> bool:
+    return kind_and_ref(tx, event_id) is not None
+
+
+def is_referred_to(tx: Tx, event_id: bytes) -> bool:
+    """Whether some event of this outbox refers to an event."""
+    return tx.fetch_one("SELECT 1 FROM outbox WHERE ref_id = ? LIMIT 1", (event_id,)) is not None
 
 
 def digests_between(tx: Tx, first: int, last: int) -> list[bytes]:
@@ -148,37 +211,3 @@ def signed_groups(tx: Tx, after: int, before: int) -> Iterator[Row]:
 def rows_between(tx: Tx, first: int, last: int) -> Iterator[Row]:
     """(seq, event id, the event it refers to, body, digest) of the events from first to last."""
     return tx.iterate_rows(_SELECT_ROWS, (first, last))
-
-
-# -- recipients
-
-
-def note_sent(tx: Tx, reader: str, upto: int) -> None:
-    tx.execute(_NOTE_SENT, (reader, upto))
-
-
-def note_sent_to_all(tx: Tx, upto: int) -> None:
-    """A relay may pass the outbox on to any recipient, so all of them may have been sent it."""
-    tx.execute(_NOTE_SENT_TO_ALL, (upto,))
-
-
-def note_taken(tx: Tx, reader: str, upto: int) -> None:
-    tx.execute(_NOTE_TAKEN, (upto, tx.now, reader))
-
-
-def note_reading(tx: Tx, reader: str, incarnation: str, upto: int) -> None:
-    """A reader behind a relay has signed that this incarnation of it is that far."""
-    tx.execute(_NOTE_READING, (upto, tx.now, reader, incarnation))
-
-
-def cut_of(tx: Tx, reader: str) -> tuple[int, int]:
-    """Where a reader was cut off, and how far its lost journal may have read."""
-    ((cut, skip),) = tx.fetch_all(
-        "SELECT cut_seq, skip_seq FROM recipient WHERE node_id = ?", (reader,)
-    )
-    return cut, skip
-
-
-def reader_positions(tx: Tx) -> dict[str, tuple[int, int]]:
-    """Reader → the last event for it, and the last one that it has taken."""
-    return {row[0]: (row[1], row[2]) for row in tx.fetch_all(_SELECT_READERS, (EVERYBODY,))}

@@ -14,21 +14,18 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
+from gatepost.delivery.blob_records import awaited_size
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.decisions import BlobMissing
 from gatepost.delivery.frames import BlobPiece, BlobRequest
-from gatepost.delivery.inbox.held_events import wanted_blobs
+from gatepost.delivery.inbox.held_events import find_event_with_blob, wanted_blobs
 from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import EncryptionError, GatepostError
-from gatepost.events import decode_event
 from gatepost.journal.transaction import Tx
 from gatepost.links.blob_forwarder import BlobForwarder
 from gatepost.links.blob_ports import BlobFileAccess, BlobPeer, FetchLimits
 from gatepost.links.link_port import JournalCommit
 from gatepost.links.proof import sign_blob_request
-
-_SELECT_HELD_EVENT = "SELECT body FROM held WHERE digest = ? LIMIT 1"
-_SELECT_RESULT_SIZE = "SELECT size FROM task_blob WHERE digest = ? LIMIT 1"
 
 
 class FetchStage(StrEnum):
@@ -108,6 +105,9 @@ class BlobFetcher:
         found = self._coordinator.routes.directory.gateways.get(node or "")
         return None if found is None else found.key
 
+    def is_addressed(self, tx: Tx, digest: str, reader: str) -> bool:
+        return self._coordinator.may_fetch_blob(tx, digest, reader)
+
     def resume_fetches(self) -> None:
         """Want every blob that held events still need, as after a start."""
         self._has_more = False
@@ -141,7 +141,7 @@ class BlobFetcher:
         if part in self._parts:
             self._parts.remove(part)
         for fetch in list(self._fetches.values()):
-            # A blob that is being checked or accepted does not need the link any more.
+            # A blob that is being checked or accepted no longer needs the link.
             if fetch.via is part and fetch.stage in (FetchStage.LOOKING_UP, FetchStage.ASKING):
                 self._try_elsewhere(fetch, "is not linked any more")
         self.forwarder.drop_source(part.peer)
@@ -308,7 +308,7 @@ class BlobFetcher:
             wait = self.limits.first_backoff_ms << min(fetch.attempts, 20)
             fetch.due = self._now() + min(wait, self.limits.max_backoff_ms)
         if fetch.attempts >= self.limits.attempts:
-            self._drop_fetch(fetch, f"nobody gave it to us; the last one {why}")
+            self._drop_fetch(fetch, f"no peer supplied it; the last one {why}")
         self._start_fetches()
 
     def _drop_fetch(self, fetch: BlobFetch, why: str = "") -> None:
@@ -339,12 +339,10 @@ def _cap_deadlines(fetches: Iterable[BlobFetch], limits: FetchLimits, now: int) 
 
 def _expected_size(tx: Tx, digest: str) -> int | None:
     """The size that a held event or a result names for the blob; None if neither needs it."""
-    row = tx.fetch_one(_SELECT_HELD_EVENT, (digest,))
-    ref = None if row is None else decode_event(row[0]).payload_ref
-    if ref is not None:
-        return ref.size
-    result = tx.fetch_one(_SELECT_RESULT_SIZE, (digest,))
-    return None if result is None else int(result[0])
+    event = find_event_with_blob(tx, digest)
+    if event is not None and event.payload_ref is not None:
+        return event.payload_ref.size
+    return awaited_size(tx, digest)
 
 
 def _piece_length(fetch: BlobFetch, offset: int) -> int:
@@ -352,7 +350,7 @@ def _piece_length(fetch: BlobFetch, offset: int) -> int:
 
 
 def _ignore_result(value: object, error: GatepostError | None) -> None:
-    """For operations whose result nobody needs."""
+    """For operations whose result is not needed."""
 
 
 class ReadSlots:

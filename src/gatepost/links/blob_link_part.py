@@ -14,15 +14,6 @@ from gatepost.links.blob_fetch import BlobFetcher
 from gatepost.links.link_port import LinkPort
 from gatepost.links.proof import check_blob_request
 
-# By an event that is tracked, or by the report of a task's result.
-_SELECT_ADDRESSED = """
-SELECT 1 FROM delivery WHERE digest = ?1 AND node = ?2
-UNION ALL
-SELECT 1 FROM task_payload p JOIN task t ON t.id = p.id
-WHERE p.result_ref = ?1 AND t.requester_node = ?2
-LIMIT 1
-"""
-
 
 class BlobLinkPart:
     """`relays`: the peer forwards our requests; `forwards`: we forward the peer's."""
@@ -102,7 +93,7 @@ class BlobLinkPart:
             self._read_range(ask)
         else:
             self._port.commit(
-                lambda tx: tx.fetch_one(_SELECT_ADDRESSED, (ask.digest, reader)) is not None,
+                lambda tx: self._fetcher.is_addressed(tx, ask.digest, reader),
                 lambda known: self._serve_if_addressed(ask, reader, known),
             )
 

@@ -7,7 +7,11 @@ and never of their payloads.
 
 from collections.abc import Iterable, Iterator
 
+from gatepost.delivery.delivery_reads import find_record, local_mailboxes, sent_in
+from gatepost.delivery.forward import find_forwards
 from gatepost.delivery.frames import TRACE_STEPS, TraceStep
+from gatepost.delivery.inbox.cursors import all_sources
+from gatepost.delivery.inbox.inbox_reads import find_taken, taken_in
 from gatepost.durations import format_duration
 from gatepost.errors import GatepostError
 from gatepost.events import (
@@ -22,55 +26,16 @@ from gatepost.events import (
     format_event_id,
     parse_event_id,
 )
+from gatepost.journal import outbox_reads
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import MailState
-from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS
+from gatepost.mailbox.lookup import find_mail
 
 # Bounds on the work that one event, or one answer, costs its gateway.
 _ROWS = 200
 _EVENTS = 256
 _DETAIL = 300
 
-_OUTBOX = f"""
-SELECT body FROM outbox WHERE event_id = ?1 UNION ALL SELECT body FROM outbox WHERE ref_id = ?1
-LIMIT {_ROWS}
-"""
-_REPLIES = f"""
-SELECT DISTINCT event_id FROM outbox WHERE ref_id = ? AND kind = '{EventKind.REPLY}' LIMIT {_ROWS}
-"""
-_ABOUT = "SELECT ref_id, kind FROM outbox WHERE event_id = ? LIMIT 1"
-_DELIVERY = """
-SELECT kind, from_agent, to_agent, node, outcome, reason, accepted_at, processed_at, state, verdict,
-    verdict_at, emitted_at
-FROM delivery WHERE event_id = ?
-"""
-_UNDELIVERED = """
-SELECT kind, from_agent, to_agent, node, NULL, reason, NULL, failed_at, 'dead_letter', verdict,
-    verdict_at, NULL
-FROM undelivered WHERE event_id = ?
-"""
-_LOCAL = "SELECT to_agent FROM delivery WHERE event_id = ? AND node = ?"
-_IS_PRUNED = """
-SELECT NOT EXISTS (SELECT 1 FROM outbox WHERE event_id = ?1) AND (
-    EXISTS (SELECT 1 FROM delivery WHERE event_id = ?1)
-    OR EXISTS (SELECT 1 FROM undelivered WHERE event_id = ?1)
-    OR NOT EXISTS (SELECT 1 FROM outbox WHERE ref_id = ?1)
-)
-"""
-_INBOX = """
-SELECT source, state, mailbox, sender, at, reason FROM inbox WHERE source = ? AND event_id = ?
-"""
-_SOURCES = "SELECT DISTINCT source FROM cursor"
-_MAIL = f"""
-SELECT m.state, m.attempt, m.settled_at, m.not_before, d.failed_at, d.reason, l.consumer
-FROM mail m JOIN mailbox b ON b.id = m.mailbox
-LEFT JOIN dead_letter d ON d.id = m.id
-LEFT JOIN lease l ON l.slot IN (m.id, m.id >> {PAIR_NUMBER_BITS}) AND l.id = m.lease
-WHERE b.name = ? AND m.msg_id = ?
-"""
-_FORWARDED = "SELECT event_id, at FROM forwarded WHERE source = ? AND original = ?"
-_SENT_IN = f"SELECT event_id FROM delivery WHERE corr_id = ? ORDER BY event_id LIMIT {_EVENTS}"
-_TAKEN_IN = f"SELECT event_id FROM inbox WHERE corr_id = ? ORDER BY event_id LIMIT {_EVENTS}"
 # The steps of mail that is not settled.
 _OPEN_MAIL_STEPS = {
     MailState.PENDING: "waiting",
@@ -99,11 +64,11 @@ class EventTrace:
     def _with_replies(self, event_ids: Iterable[str]) -> list[bytes]:
         ids = dict.fromkeys(map(parse_event_id, event_ids))
         for id in list(ids):
-            ids |= dict.fromkeys(row[0] for row in self._tx.fetch_all(_REPLIES, (id,)))
+            ids |= dict.fromkeys(outbox_reads.replies_to(self._tx, id, _ROWS))
         return list(ids)[:_EVENTS]
 
     def _trace_event(self, id: bytes) -> Iterator[TraceStep]:
-        envelopes = [decode_event(body) for (body,) in self._tx.fetch_all(_OUTBOX, (id,))]
+        envelopes = list(map(decode_event, outbox_reads.journey_bodies(self._tx, id, _ROWS)))
         for envelope in envelopes:
             if self._is_visible(envelope.to_node_id):
                 yield _outbox_step(envelope)
@@ -116,7 +81,7 @@ class EventTrace:
                 if e.to_node_id == self._node and e.kind in TRACKED_KINDS and e.to_agent_id
             }
             if not envelopes:
-                mailboxes |= {row[0] for row in self._tx.fetch_all(_LOCAL, (id, self._node))}
+                mailboxes |= set(local_mailboxes(self._tx, id, self._node))
             for mailbox in mailboxes:
                 yield from self._mail_steps(id, mailbox)
 
@@ -128,45 +93,45 @@ class EventTrace:
 
         Of an event that has left the outbox, the record of its delivery also tells the send.
         """
-        row = self._tx.fetch_one(_DELIVERY, (id,)) or self._tx.fetch_one(_UNDELIVERED, (id,))
-        is_told = row is not None and (pruned or row[3] != self._node)
-        if row is None or not is_told or not self._is_visible(row[3]):
+        told = find_record(self._tx, id)
+        if told is None or not (pruned or told.node != self._node):
             return
-        kind, sender, to, node, outcome, reason, accepted, processed, state, verdict, late, sent = (
-            row
-        )
-        ends = (format_event_id(id), kind, sender, to, node or "")
-        if pruned and sent is not None:
-            yield TraceStep(sent, "sent", *ends)
-        if accepted is not None:
-            yield TraceStep(accepted, "heard_accepted", *ends)
-        if processed is not None and state != "dead_letter":
-            yield TraceStep(processed, "heard_processed", *ends, _join_details(outcome, reason))
-        if late is not None and state == "dead_letter":
-            yield TraceStep(late, "verdict", *ends, _join_details(verdict))
+        if not self._is_visible(told.node):
+            return
+        ends = (format_event_id(id), told.kind, told.from_agent, told.to_agent, told.node or "")
+        is_given_up = told.state == "dead_letter"
+        if pruned and told.emitted_at is not None:
+            yield TraceStep(told.emitted_at, "sent", *ends)
+        if told.accepted_at is not None:
+            yield TraceStep(told.accepted_at, "heard_accepted", *ends)
+        if told.processed_at is not None and not is_given_up:
+            detail = _join_details(told.outcome, told.reason)
+            yield TraceStep(told.processed_at, "heard_processed", *ends, detail)
+        if told.verdict_at is not None and is_given_up:
+            yield TraceStep(told.verdict_at, "verdict", *ends, _join_details(told.verdict))
 
     def _inbox_steps(self, id: bytes) -> Iterator[TraceStep]:
         event = format_event_id(id)
-        found = (self._tx.fetch_one(_INBOX, (source, id)) for source in self._sources())
+        found = (find_taken(self._tx, source, id) for source in self._sources())
         for source, state, mailbox, sender, at, reason in filter(None, found):
             what = "taken" if state == "accepted" else str(state)
             yield TraceStep(at, what, event, "", sender, mailbox, source, _join_details(reason))
             yield from self._mail_steps(id, mailbox)
-            for ours, forwarded_at in self._tx.fetch_all(_FORWARDED, (source, id)):
+            for ours, forwarded_at in find_forwards(self._tx, source, id):
                 detail = f"as {format_event_id(ours)}"
                 yield TraceStep(forwarded_at, "forwarded", event, "", sender, mailbox, "", detail)
 
     def _sources(self) -> list[str]:
         if self._peer is not None:
             return [self._peer]
-        return [self._node, *(row[0] for row in self._tx.fetch_all(_SOURCES))]
+        return [self._node, *all_sources(self._tx)]
 
     def _mail_steps(self, id: bytes, mailbox: str) -> Iterator[TraceStep]:
         event = format_event_id(id)
-        row = self._tx.fetch_one(_MAIL, (mailbox, event))
-        if row is None:
+        mail = find_mail(self._tx, mailbox, event)
+        if mail is None:
             return
-        state, attempt, settled, not_before, failed, reason, consumer = row
+        state, attempt, settled, not_before, failed, reason, consumer = mail
         turns = f"attempt {attempt + 1}"
         if state in _OPEN_MAIL_STEPS:
             what, at = _OPEN_MAIL_STEPS[state], self._tx.now
@@ -184,27 +149,27 @@ class EventTrace:
 
 def conversation_events(tx: Tx, corr_id: str) -> list[str]:
     """The tracked events of a conversation that this gateway sent or took, oldest first."""
-    rows = [*tx.fetch_all(_SENT_IN, (corr_id,)), *tx.fetch_all(_TAKEN_IN, (corr_id,))]
-    return [format_event_id(id) for id in sorted({row[0] for row in rows})][:_EVENTS]
+    ids = {*sent_in(tx, corr_id, _EVENTS), *taken_in(tx, corr_id, _EVENTS)}
+    return [format_event_id(id) for id in sorted(ids)][:_EVENTS]
 
 
 def sent_conversation_events(tx: Tx, corr_id: str) -> list[str]:
     """The events of a conversation that this gateway sent: a cheap query."""
-    return [format_event_id(row[0]) for row in tx.fetch_all(_SENT_IN, (corr_id,))]
+    return list(map(format_event_id, sent_in(tx, corr_id, _EVENTS)))
 
 
 def is_pruned(tx: Tx, event_id: str) -> bool:
     """Whether an event that we sent has left our outbox, or one of which nothing is there."""
-    ((pruned,),) = tx.fetch_all(_IS_PRUNED, (parse_event_id(event_id),))
-    return bool(pruned)
+    id = parse_event_id(event_id)
+    if outbox_reads.has_event(tx, id):
+        return False
+    return find_record(tx, id) is not None or not outbox_reads.is_referred_to(tx, id)
 
 
 def traced_event(tx: Tx, event_id: str) -> str:
     """The event to trace: for a receipt, signal or dead letter, the event that it is about."""
-    row = tx.fetch_one(_ABOUT, (parse_event_id(event_id),))
-    if row is None or row[0] is None or row[1] in TRACKED_KINDS:
-        return event_id
-    return format_event_id(row[0])
+    kind, ref = outbox_reads.kind_and_ref(tx, parse_event_id(event_id)) or ("", None)
+    return event_id if ref is None or kind in TRACKED_KINDS else format_event_id(ref)
 
 
 def _outbox_step(envelope: Envelope) -> TraceStep:

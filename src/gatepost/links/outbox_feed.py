@@ -26,7 +26,7 @@ from gatepost.delivery.frames import (
 from gatepost.delivery.incarnations import incarnation_at, next_stretch
 from gatepost.errors import GatepostError
 from gatepost.events import EventKind, Signal, decode_event, decode_payload
-from gatepost.journal import outbox_reads
+from gatepost.journal import outbox_reads, recipients
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
 from gatepost.links.credit_window import CreditWindow
@@ -230,7 +230,7 @@ class CatchUpFeed(ABC):
 
 
 class OutboxFeed(CatchUpFeed):
-    """Our outbox for a subscriber: the events for `reader` and those for everybody.
+    """Our outbox for a subscriber: the events for `reader` and those for all subscribers.
 
     Events up to `cut` may have left the journal while the reader was away.
     """
@@ -285,7 +285,7 @@ class OutboxFeed(CatchUpFeed):
 
     def _note_sent(self, tx: Tx, batch: FeedBatch) -> None:
         if batch.events:
-            outbox_reads.note_sent(tx, self._reader, batch.upto)
+            recipients.note_sent(tx, self._reader, batch.upto)
 
     def _find_pruned(self, tx: Tx, incarnation: str, end: int) -> PrunedStretch | None:
         """The events after `position` that have left the journal; beyond `cut` all are there."""

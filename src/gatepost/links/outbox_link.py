@@ -24,7 +24,7 @@ from gatepost.delivery.inbox.resuming import is_in_doubt
 from gatepost.delivery.incarnations import incarnation_at, position_after
 from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import LinkError
-from gatepost.journal import outbox_reads
+from gatepost.journal import outbox_reads, recipients
 from gatepost.journal.incarnations import load_incarnations
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
@@ -102,7 +102,7 @@ class OutboxLink:
             part.publish_group(group)
 
     def close(self) -> None:
-        """The connection is closed; no frame goes over this link any more."""
+        """The connection is closed; send no further frame."""
         if self.acked_seq:
             self._save_acked()
         if self.feed is not None:
@@ -188,8 +188,8 @@ class OutboxLink:
         self._coordinator.greet_reader(
             tx, self.peer, frame.incarnation, after, restored=frame.restored
         )
-        outbox_reads.note_taken(tx, self.peer, after)
-        cut, through = outbox_reads.cut_of(tx, self.peer)
+        recipients.note_taken(tx, self.peer, after)
+        cut, through = recipients.cut_of(tx, self.peer)
         if through <= after:
             return after, cut, None
         incarnation, first_seq = incarnation_at(self._incarnations, through + 1)
@@ -231,4 +231,4 @@ class OutboxLink:
     def _save_acked(self) -> None:
         self._acked_saved_at, self._acked_saved = self._port.now(), self.acked_seq
         acked = self.acked_seq
-        self._port.commit(lambda tx: outbox_reads.note_taken(tx, self.peer, acked), ignore_result)
+        self._port.commit(lambda tx: recipients.note_taken(tx, self.peer, acked), ignore_result)

@@ -1,4 +1,4 @@
-"""Outboxes of others as a relay stores them: whole groups, checked, as long as somebody reads them.
+"""Outboxes of others as a relay stores them: whole, checked groups, while any reader needs them.
 
 A replica starts at the position of the reader that is furthest back. When a reader comes from
 further back, the replica starts again from there. A replica that becomes too large loses its oldest
@@ -36,6 +36,9 @@ WHERE source = ?1 AND incarnation = ?2 AND last_seq >= ?3 ORDER BY last_seq LIMI
 _SELECT_CHECKED_HEAD = """
 SELECT seq, NULL, chain FROM relayed
 WHERE source = ?1 AND incarnation = ?2 AND seq >= ?3 AND chain IS NOT NULL
+"""
+_SELECT_PROVEN = """
+SELECT source, incarnation, seq, chain FROM relayed WHERE seq > 0 AND chain IS NOT NULL
 """
 _ADD_REPLICA = "INSERT OR IGNORE INTO relayed (source) VALUES (?)"
 _RESET_REPLICA = """
@@ -119,7 +122,7 @@ _COUNT_BYTES = """
 UPDATE relayed SET bytes = (SELECT coalesce(sum(length(body)), 0) FROM replica WHERE source = ?1)
 WHERE source = ?1
 """
-# The last group that does not fit any more if the newest events are kept.
+# The last group to delete so that the newest events fit.
 _SELECT_OVERFLOW = """
 SELECT max(last_seq) FROM replica_head WHERE source = ?1 AND incarnation = ?2 AND last_seq <= (
     SELECT max(seq) FROM (
@@ -246,7 +249,7 @@ def save_progress(tx: Tx, progress: Mapping[tuple[str, str], ReaderProgress]) ->
 
 
 def _lowest_needed(tx: Tx, source: str, incarnations: Sequence[Incarnation]) -> int | None:
-    """The position of the reader that is furthest back; None if nobody reads this outbox."""
+    """The position of the reader that is furthest back; None if this outbox has no reader."""
     places = (
         max(position_after(incarnations, _positions_decoder.decode(positions), source), through)
         for positions, through in tx.fetch_all(_SELECT_READERS, (source,))
@@ -259,7 +262,7 @@ def begin_following(
 ) -> ReplicaPosition | None:
     """The position to follow from, now that the source has these incarnations.
 
-    None if nobody reads this outbox. A replica that starts too late for one reader starts again.
+    None if this outbox has no reader. A replica that starts too late for one reader starts again.
     """
     state = find_replica(tx, source)
     needed = _lowest_needed(tx, source, incarnations)
@@ -277,7 +280,7 @@ def begin_following(
 def _cut_to_fork(
     tx: Tx, source: str, incarnations: Sequence[Incarnation], position: ReplicaPosition
 ) -> ReplicaPosition | None:
-    """Delete events that a restored source does not know any more; None if nothing is left."""
+    """Delete events that a restored source has forgotten; None if nothing is left."""
     known = next((each for each in incarnations if each[0] == position.incarnation), None)
     if known is None:
         return None
@@ -326,7 +329,7 @@ def store_rows(
     rows: Sequence[ReplicaRow],
     groups: Sequence[CommitGroup],
 ) -> None:
-    """Store events and heads. Events without a head are served to nobody and may come again."""
+    """Store events and heads. Events without a head are not served, and may come again."""
     tx.execute_many(_SAVE_ROW, [(source, incarnation, *row) for row in rows])
     tx.execute_many(
         _SAVE_HEAD,
@@ -356,7 +359,7 @@ def _drop_oldest(tx: Tx, source: str, incarnation: str) -> None:
 def read_excerpt(
     tx: Tx, source: str, reader: str, incarnations: Sequence[Incarnation], position: int
 ) -> ReplicaExcerpt | None:
-    """The events after `position` for a reader, with proof; None if they are not kept any more."""
+    """The events after `position` for a reader, with proof; None if they are no longer kept."""
     incarnation, end = next_stretch(incarnations, position)
     state = find_replica(tx, source)
     if state is None or position < state.start:
@@ -399,7 +402,7 @@ def prune_replicas(
     """Forget events that all readers have taken, and those older than `keep_ms`.
 
     `progress` is where the connected readers are, by (source, reader). A reader that was not
-    connected for `keep_ms` is forgotten too. Returns the sources that nobody reads any more.
+    connected for `keep_ms` is forgotten too. Returns the sources without a reader.
     """
     save_progress(tx, progress)
     tx.execute(_DELETE_OLD_READERS, (tx.now - keep_ms,))
@@ -441,3 +444,14 @@ def find_checked_head(tx: Tx, source: str, incarnation: str, seq: int) -> Row | 
     """(seq, at, chain) of the nearest head at `seq` or behind it that is kept, or was checked."""
     place = (source, incarnation, seq)
     return tx.fetch_one(_SELECT_KEPT_HEAD, place) or tx.fetch_one(_SELECT_CHECKED_HEAD, place)
+
+
+def last_replicated_seq(tx: Tx, source: str) -> int:
+    """The highest sequence number of an outbox that is kept here for others; 0 if it is not."""
+    row = tx.fetch_one("SELECT seq FROM relayed WHERE source = ?", (source,))
+    return int(row[0]) if row else 0
+
+
+def proven_heads(tx: Tx) -> list[Row]:
+    """(source, incarnation, seq, chain) of each replica whose chain this gateway has verified."""
+    return tx.fetch_all(_SELECT_PROVEN)

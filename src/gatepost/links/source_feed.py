@@ -26,7 +26,7 @@ from gatepost.delivery.incarnations import incarnation_at, position_after
 from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import genesis_chain
-from gatepost.journal import outbox_reads
+from gatepost.journal import outbox_reads, recipients
 from gatepost.journal.incarnations import load_incarnations
 from gatepost.journal.outbox import EVERYBODY, OutboxGroup
 from gatepost.journal.transaction import Tx
@@ -190,7 +190,7 @@ class SourceFeedPart:
     def _save_reading(self, tx: Tx, frame: ReadingFrame) -> None:
         position = (frame.source, frame.source_incarnation, frame.upto)
         upto = position_after(load_incarnations(tx), [position], frame.source)
-        outbox_reads.note_reading(tx, frame.reader, frame.incarnation, upto)
+        recipients.note_reading(tx, frame.reader, frame.incarnation, upto)
 
 
 class SourceFeed(CatchUpFeed):
@@ -241,7 +241,7 @@ class SourceFeed(CatchUpFeed):
         super()._send_batch(batch)
 
     def _note_sent(self, tx: Tx, batch: FeedBatch) -> None:
-        outbox_reads.note_sent_to_all(tx, batch.upto)
+        recipients.note_sent_to_all(tx, batch.upto)
 
     def _read_batch(self, tx: Tx, incarnation: Incarnation, end: int) -> FeedBatch:
         head = outbox_reads.last_seq(tx)

@@ -20,6 +20,20 @@ def mailbox_levels(tx: Tx) -> dict[str, int]:
     return {row[0]: row[1] for row in tx.fetch_all(sql)}
 
 
+def mail_totals(tx: Tx) -> tuple[int, int]:
+    """(waiting, in flight) of all mailboxes together."""
+    sql = "SELECT coalesce(sum(waiting), 0), coalesce(sum(in_flight), 0) FROM mailbox"
+    ((waiting, in_flight),) = tx.fetch_all(sql)
+    return int(waiting), int(in_flight)
+
+
 def count_dead_letters(tx: Tx) -> int:
     ((count,),) = tx.fetch_all("SELECT count(*) FROM dead_letter")
+    return int(count)
+
+
+def count_unreplayed(tx: Tx, reason: str) -> int:
+    """The dead letters with this reason that were not replayed."""
+    sql = "SELECT count(*) FROM dead_letter WHERE reason = ? AND replayed_as IS NULL"
+    ((count,),) = tx.fetch_all(sql, (reason,))
     return int(count)

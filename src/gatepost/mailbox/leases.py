@@ -1,7 +1,7 @@
 """Leases: a consumer takes runs of messages, each run from one pair, and unordered messages.
 
 A pair has at most one lease, and its next message waits until that lease is settled. This rule
-alone makes delivery FIFO per pair. An unordered message has a lease of its own, so that several
+alone makes delivery FIFO per pair. An unordered message has a separate lease, so that several
 consumers share the unordered mail of one sender. The oldest message goes first.
 
 The ids of the leases that one take opens on consecutive unordered messages are consecutive too, so
@@ -399,6 +399,11 @@ def release_lease(tx: Tx, lease: Lease) -> None:
     """Return the unsettled messages of a lease to the queue; no attempt is counted."""
     release_mail(tx, lease)
     end_lease(tx, lease, lease.next)
+
+
+def release_all_leases(tx: Tx) -> None:
+    for row in tx.fetch_all(f"SELECT {LEASE_COLUMNS} FROM lease"):
+        release_lease(tx, Lease(*row))
 
 
 def release_mail(tx: Tx, lease: Lease) -> None:

@@ -8,7 +8,13 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from gatepost.delivery.abuse import AbuseKind
-from gatepost.delivery.blob_records import find_blob, has_blob, keep_blob
+from gatepost.delivery.blob_records import (
+    await_result,
+    find_blob,
+    has_blob,
+    keep_blob,
+    take_awaited,
+)
 from gatepost.delivery.decisions import (
     NOTHING,
     BlobWanted,
@@ -17,6 +23,7 @@ from gatepost.delivery.decisions import (
 )
 from gatepost.delivery.delivery_reads import OPEN_DELIVERY_SQL, find_route
 from gatepost.delivery.fanout import copy_event_id
+from gatepost.delivery.forward import find_forwards
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
 from gatepost.delivery.send_request import find_used_key, remember_key
 from gatepost.errors import (
@@ -57,15 +64,7 @@ from gatepost.tasks.task_table import (
 )
 from gatepost.wire.tasks import NewTask
 
-# The event by which a task was handed on to the gateway where its agent lives now.
-_SELECT_FORWARD = """
-SELECT event_id FROM forwarded WHERE source = ? AND original = ? ORDER BY event_id DESC LIMIT 1
-"""
 _SELECT_ATTEMPT = "SELECT event_id FROM task_attempt WHERE task = ? ORDER BY number DESC LIMIT 1"
-_INSERT_BLOB = """
-INSERT OR REPLACE INTO task_blob (digest, task, source, key, size, at) VALUES (?, ?, ?, ?, ?, ?)
-"""
-_TAKE_BLOB = "DELETE FROM task_blob WHERE digest = ? RETURNING task, key, size, source"
 _SELECT_SILENT = """
 SELECT id FROM task WHERE executor = 'remote' AND ended_at IS NULL
     AND iif(state = 'unknown', unknown_until < ?1, updated_at < ?2) LIMIT ?3
@@ -269,7 +268,7 @@ class RequestedTasks:
             self._parts.core.incidents.raise_(tx, "task_known", task.id, detail)
 
     def _stop_late_executor(self, tx: Tx, task: Task, reported: TaskReported) -> None:
-        """An executor that was away begins a task that has ended here: nobody waits for it."""
+        """An executor that was away begins a task that has already ended here."""
         begins = reported.envelope.kind == EventKind.TASK_ACCEPT and task.accepted_at is None
         if begins and task.executor_node == reported.source:
             self.ask_to_cancel(tx, task, f"it had ended for its requester: {task.error_code}")
@@ -412,14 +411,13 @@ class RequestedTasks:
     def _await_blob(self, tx: Tx, task: Task, source: str, ref: PayloadRef) -> Decisions:
         """A result that is a blob completes its task once the blob is here."""
         key = self._events.unwrap_blob_key(source, ref)
-        row = (ref.digest, parse_event_id(task.id), source, key, ref.size, tx.now)
-        tx.execute(_INSERT_BLOB, row)
+        await_result(tx, ref, parse_event_id(task.id), source, key)
         if has_blob(tx, ref.digest):
             return self.complete_with_blob(tx, ref.digest)
         return (BlobWanted(ref.digest, source),)
 
     def complete_with_blob(self, tx: Tx, digest: str) -> Decisions:
-        for id, key, size, source in tx.fetch_all(_TAKE_BLOB, (digest,)):
+        for id, key, size, source in take_awaited(tx, digest):
             keep_blob(tx, PayloadRef(digest, size, {}), key)
             task = task_table.find_task(tx, format_event_id(id))
             if task is None or (task.has_ended and not task.is_presumed):
@@ -517,7 +515,7 @@ def _idempotency_key(new: NewTask) -> tuple[str, str]:
 
 
 def find_executor_node(tx: Tx, task: Task, ref: str) -> str | None:
-    """The node that the request `ref` is routed to, perhaps another one than at first.
+    """The node that the request `ref` is routed to, which may differ from the first one.
 
     The true end of a task can come from the executor of any attempt.
     """
@@ -534,8 +532,9 @@ def find_request(tx: Tx, own: str, task: Task) -> str:
     source = own if again else task.requester_node or own
     sent = again[0] if again else id
     for _ in range(task_table.MAX_FORWARDS):
-        row = tx.fetch_one(_SELECT_FORWARD, (source, sent))
-        if row is None:
+        # Handed on to the gateway where its agent lives now.
+        forwards = find_forwards(tx, source, sent)
+        if not forwards:
             break
-        source, sent = own, row[0]
+        source, sent = own, forwards[-1][0]
     return format_event_id(sent)

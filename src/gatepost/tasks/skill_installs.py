@@ -5,9 +5,10 @@ task of the type `skill_distribution` in the name of `gateway`. The other gatewa
 room's catalog has this capability as it is offered, from there. It keeps the contract, asks those
 of its agents that take skills, and answers with the status of each.
 
-What fails is asked again after 1, 4, 16, 64 and 256 s, and then no more until the skill has another
-version: a gateway that refuses costs its publisher six requests and one incident. A gateway that
-answered is asked again for agents whose status is not final, after its six requests once an hour.
+A failed request is repeated after 1, 4, 16, 64 and 256 s, and then no more until the skill has
+another version: a gateway that refuses costs its publisher six requests and one incident. A gateway
+that answered is asked again for agents whose status is not final, after its six requests once an
+hour.
 
 All of it runs in the writer's thread.
 """
@@ -20,6 +21,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct
 
 from gatepost.delivery.abuse import AbuseKind
+from gatepost.delivery.agents import SKILL_TAKERS_SQL, agents_here
 from gatepost.delivery.decisions import TaskRequested
 from gatepost.errors import ForeignSkill, GatepostError, InvalidRequest, UnknownCapability
 from gatepost.events import (
@@ -50,7 +52,7 @@ from gatepost.wire.tasks import NewTask
 
 InstallStatus = Literal["pending", "installed", "failed", "not_asked"]
 
-# Requests of one transaction; the caller goes on with the next one.
+# Requests of one transaction; the caller then starts the next one.
 MAX_ASKED_AT_ONCE = 64
 # Requests to one gateway that it has not answered yet.
 MAX_OPEN_OF_NODE = 16
@@ -64,13 +66,14 @@ _MAX_ERROR_CHARS = 300
 _REPEAT_SECS = (1, 4, 16, 64, 256)
 _REFRESH_MS = 3_600_000
 _DAY_MS = 86_400_000
-# A gateway answers after this time at the latest, with what it knows.
+# A gateway answers after this time at the latest, even if some agents have not answered.
 _ANSWER_MS = 20_000
 
-_SELECT_LACKING = """
+_SELECT_LACKING = f"""
 SELECT a.id, CASE WHEN i.version = ?3 THEN i.attempts ELSE 0 END
-FROM agent a LEFT JOIN capability_install i ON i.capability = ?1 AND i.agent = a.id
-WHERE a.takes_skills AND NOT a.standby AND a.id <> ?2
+FROM ({SKILL_TAKERS_SQL}) a LEFT JOIN capability_install i
+    ON i.capability = ?1 AND i.agent = a.id
+WHERE a.id <> ?2
     AND (i.agent IS NULL OR i.version <> ?3 OR i.next_at <= ?4)
 ORDER BY a.id LIMIT ?5
 """
@@ -85,7 +88,6 @@ _SELECT_INSTALL = (
 _SELECT_INSTALLS = """
 SELECT agent, version, status, at, error FROM capability_install WHERE capability = ?
 """
-_SELECT_HERE = "SELECT id, takes_skills FROM agent WHERE NOT standby AND id <> ? ORDER BY id"
 _NOTE_NODE = """
 INSERT OR REPLACE INTO capability_node
     (capability, node, version, task, attempts, status, agents, next_at, error, at)
@@ -168,7 +170,7 @@ class SkillInstalls:
     # -- asking agents of this gateway, and other gateways
 
     def distribute(self, tx: Tx) -> bool:
-        """Ask everybody that is due, and answer what is due; returns whether more is."""
+        """Send the requests and answers that are due; returns whether more are due."""
         left = MAX_ASKED_AT_ONCE
         homes = self._agents_by_node()
         for published in list_publications(tx):
@@ -272,7 +274,7 @@ class SkillInstalls:
         tx.keep_operation()
         return parse_event_id(task.id), None
 
-    # -- ends of what was asked
+    # -- ends of requests
 
     def note_end(self, tx: Tx, task: Task) -> None:
         """A task of this type that was requested here has ended."""
@@ -315,7 +317,7 @@ class SkillInstalls:
         }
 
     def _note_refusal(self, tx: Tx, ids: Row, agents: bytes, error: str) -> None:
-        """A gateway refused a skill, or nobody there took it: ask again for a while."""
+        """A gateway refused a skill, or none of its agents took it: ask again for a while."""
         capability, node, version, _, attempts = ids
         status, next_at, said, at = _failure(tx, attempts, error)
         tx.execute(_NOTE_NODE, (*ids, status, agents, next_at, said, at))
@@ -361,7 +363,7 @@ class SkillInstalls:
         is_inline = envelope.payload_ref is None
         skill = read_distribution(requested.payload) if is_inline else None
         if skill is None:
-            raise InvalidRequest("this is no skill distribution")
+            raise InvalidRequest("this is not a skill distribution")
         entry = self._parts.router.capabilities.get(skill.capability_id)
         home = self._core.routes.directory.agents.get(entry.owner_agent if entry else "")
         if envelope.source_agent_id != GATEWAY:
@@ -458,8 +460,10 @@ class SkillInstalls:
         rows = tx.fetch_all(_SELECT_INSTALLS, (skill.capability_id,))
         asked = {row[0]: SkillInstall(*row) for row in rows if row[1] == version}
         found, homes = [], self._core.routes.directory.agents
-        for agent, takes_skills in tx.fetch_all(_SELECT_HERE, (skill.owner_agent_id,)):
+        for agent, takes_skills in agents_here(tx).items():
             home = homes.get(agent)
+            if agent == skill.owner_agent_id:
+                continue
             if home is not None and home.owner not in (None, self._core.node.id):
                 continue
             status: InstallStatus = "pending" if takes_skills else "not_asked"
@@ -493,7 +497,7 @@ def _is_due(tx: Tx, row: _NodeRow | None, agents: list[str]) -> bool:
 
 
 def _repeat_delay(attempts: int) -> int | None:
-    """How long to wait after so many requests, in milliseconds; None if it was the last one."""
+    """Milliseconds to wait after this many requests; None after the last one."""
     return _REPEAT_SECS[attempts - 1] * 1000 if attempts <= len(_REPEAT_SECS) else None
 
 
@@ -531,3 +535,9 @@ def _load_offers(tx: Tx, capability: str | None = None) -> list[SkillOffer]:
         )
         for _, source, document, task, at in rows
     ]
+
+
+def forget_capability(tx: Tx, capability: str) -> None:
+    """Forget who has the skills of a capability that this gateway published."""
+    tx.execute(_FORGET_INSTALLS, (capability,))
+    tx.execute("DELETE FROM capability_node WHERE capability = ?", (capability,))

@@ -89,7 +89,7 @@ class TaskEngine(TaskHub):
         return task
 
     def escalate_late_tasks(self, tx: Tx) -> None:
-        """Tell somebody of tasks that are late, and cancel those that are much too late."""
+        """Escalate tasks that are late, and cancel those that are much too late."""
         overdue = [task.id for task in self.escalations.escalate_late_tasks(tx)]
         end_each(tx, overdue, partial(self.cancel_task, reason="it is much later than its ETA"))
 
@@ -103,6 +103,12 @@ class TaskEngine(TaskHub):
         incidents = self.parts.core.incidents
         incidents.raise_(tx, "task_event_ignored", _subject_of(notice), str(error))
         return NOTHING
+
+    def has_task(self, tx: Tx, id: bytes) -> bool:
+        return task_table.has_task(tx, id)
+
+    def is_result_for(self, tx: Tx, digest: str, node: str) -> bool:
+        return task_table.is_result_for(tx, digest, node)
 
     def needs_check(self, tx: Tx, envelope: Envelope, open_payload: Callable[[], bytes]) -> bool:
         return self.executed.needs_check(tx, envelope, open_payload)

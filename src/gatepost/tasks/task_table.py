@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
+from gatepost.delivery.forward import ORIGINAL_SQL
 from gatepost.errors import IdempotencyConflict, InvalidId, UnknownTask, WrongState
 from gatepost.events import SKILL_DISTRIBUTION, TaskInfo, format_event_id, parse_event_id
 from gatepost.events.reserved_names import qualify_sender
@@ -55,12 +56,20 @@ _INSERT_PAYLOAD = """
 INSERT INTO task_payload (id, request, request_ref, request_mark) VALUES (?, ?, ?, ?)
 """
 _SELECT = f"SELECT {_COLUMNS} FROM task"
+_SELECT_RESULT_FOR = """
+SELECT 1 FROM task_payload p JOIN task t ON t.id = p.id
+WHERE p.result_ref = ? AND t.requester_node = ? LIMIT 1
+"""
+# Whether a task refers to the blob `{digest}`.
+USES_BLOB_SQL = """EXISTS (
+    SELECT 1 FROM task_payload t WHERE t.request_ref = {digest} OR t.result_ref = {digest}
+)"""
 _SELECT_PAYLOAD = """
 SELECT request, request_ref, request_mark, result, result_ref, mark FROM task_payload WHERE id = ?
 """
 # The event that another one stands for: forwarded, or sent again as another attempt.
-_SELECT_ORIGINAL = """
-SELECT original FROM forwarded WHERE event_id = ?1
+_SELECT_ORIGINAL = f"""
+{ORIGINAL_SQL.format(event="?1")}
 UNION ALL
 SELECT task FROM task_attempt WHERE event_id = ?1
 LIMIT 1
@@ -115,7 +124,7 @@ AND requester_node = ? LIMIT ?
 """
 _STATES = {state.value: state for state in TaskState}
 _TARGETS = {input: transition_sql.target_of(TRANSITIONS, input) for input in TaskInput}
-# The moment that an input records, besides `updated_at`.
+# The time that an input records in addition to `updated_at`.
 _MOMENTS = {TaskInput.ACCEPT: "accepted_at", TaskInput.START: "started_at"}
 # What an amendment sets, unless it gives a value.
 _AMENDED = {"is_presumed": 0, "error_code": None, "error": None}
@@ -218,7 +227,7 @@ def own_task_id(text: str) -> str:
 
 
 def failure_class_of(code: str) -> str:
-    """The class of a failure that everybody may know: its code is for the requester alone."""
+    """The public class of a failure; its code is for the requester alone."""
     return code if code in (CANCELLED, CONTRACT_MISMATCH) else TERMINAL_ERROR
 
 
@@ -258,6 +267,15 @@ def find_requested_task(tx: Tx, request: str) -> Task | None:
         request = format_event_id(row[0])
         task = find_task(tx, request)
     return task
+
+
+def has_task(tx: Tx, id: bytes) -> bool:
+    return tx.fetch_one("SELECT 1 FROM task WHERE id = ?", (id,)) is not None
+
+
+def is_result_for(tx: Tx, digest: str, node: str) -> bool:
+    """Whether a blob is the result of a task that was requested from another gateway."""
+    return tx.fetch_one(_SELECT_RESULT_FOR, (digest, node)) is not None
 
 
 def load_task(tx: Tx, id: str) -> Task:

@@ -124,7 +124,7 @@ class OutboxArchiver:
         The heads of other outboxes change all the time: they are written as often as segments are.
         """
         from gatepost.archive import room_facts
-        from gatepost.archive.seen_heads import read_seen_heads
+        from gatepost.archive.service.seen_heads import read_seen_heads
 
         written, age = self._written_facts, self._core.settings.archive.max_age_secs * 1000
         if (

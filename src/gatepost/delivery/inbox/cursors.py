@@ -1,5 +1,7 @@
 """Cursors: how far this gateway has read other outboxes, and how it notices what was left out."""
 
+from typing import NamedTuple
+
 import msgspec
 from msgspec import Struct
 
@@ -40,22 +42,28 @@ SELECT incarnation FROM cursor WHERE source = ? ORDER BY first_seq DESC LIMIT 1
 """
 
 
-# The positions in an outbox that was read, and in one that is kept for others.
-_SELECT_LAST_KNOWN = """
-SELECT coalesce(max(seq), 0) FROM (
-    SELECT seq FROM cursor WHERE source = ?1 UNION ALL SELECT seq FROM relayed WHERE source = ?1
-)
+_SELECT_READ = """
+SELECT source, incarnation, seq, at FROM cursor WHERE seq >= first_seq ORDER BY source, incarnation
 """
+
+
+class ReadPosition(NamedTuple):
+    """How far one incarnation of an outbox is read, and when that was."""
+
+    source: str
+    incarnation: str
+    seq: int
+    at: int
 
 
 class OutboxCursor(Struct):
     """How far one incarnation of one outbox is read.
 
-    `last_to` is the last event there for this node, `last_all` the last for everybody; the next
-    event of each names it as its predecessor. A reader that starts anew, in another incarnation or
-    behind events it was told to skip, was told of the events for it up to `known`: if the next
-    event follows a later one, that one was left out. A reader that begins with an outbox has not
-    missed what was said to everybody before.
+    `last_to` is the last event there for this node, `last_all` the last for all subscribers; the
+    next event of each kind names it as its predecessor. A reader that starts anew, in another
+    incarnation or behind events it was told to skip, was told of the events for it up to `known`:
+    if the next event follows a later one, that one was left out. A reader that begins with an
+    outbox has not missed the earlier events for all subscribers.
     """
 
     source: str
@@ -84,7 +92,7 @@ class OutboxCursor(Struct):
         return envelope.seq <= (self.seq if last == ANYTHING else last)
 
     def follows(self, envelope: Envelope) -> bool:
-        """Whether an event is the next one for this node, or for everybody."""
+        """Whether an event is the next one for this node, or for all subscribers."""
         previous = envelope.prev_seq_to
         if envelope.to_node_id is None:
             return self.last_all in (ANYTHING, previous)
@@ -102,12 +110,12 @@ class OutboxCursor(Struct):
             self.last_to = envelope.seq
 
     def read_through(self, upto: int) -> None:
-        """Everything up to here has come. As long as nothing did, `seq` says what was skipped."""
+        """Every event through `upto` has come. `seq` stays until an event came after a skip."""
         if self.last_to != ANYTHING:
             self.seq = max(self.seq, upto)
 
     def skip_through(self, upto: int) -> None:
-        """Everything up to here is gone; the next event starts anew."""
+        """Every event through `upto` is gone; the next event starts a new sequence."""
         self.seq, self.last_to, self.last_all = upto, ANYTHING, ANYTHING
 
     def save(self, tx: Tx) -> None:
@@ -133,7 +141,7 @@ class OutboxGaps:
 
     def __init__(self) -> None:
         # (source, incarnation) -> (last seq before the gap, first seq of a previous incarnation,
-        # whether the gap is in what is said to everybody).
+        # whether the gap is among the events for all subscribers).
         self._gaps: dict[tuple[str, str], tuple[int, int, bool]] = {}
 
     def check_follows(self, cursor: OutboxCursor, envelope: Envelope) -> None:
@@ -168,10 +176,21 @@ def read_positions(tx: Tx, sources: list[str]) -> list[Position]:
     return [(row[0], row[1], row[2]) for row in rows]
 
 
-def last_known_seq(tx: Tx, source: str) -> int:
-    """The highest sequence number of an outbox that this gateway has heard of."""
-    ((seq,),) = tx.fetch_all(_SELECT_LAST_KNOWN, (source,))
+def last_read_seq(tx: Tx, source: str) -> int:
+    """The highest sequence number that was read in any incarnation of an outbox."""
+    sql = "SELECT coalesce(max(seq), 0) FROM cursor WHERE source = ?"
+    ((seq,),) = tx.fetch_all(sql, (source,))
     return int(seq)
+
+
+def all_positions(tx: Tx) -> list[ReadPosition]:
+    """How far each outbox is read of which something was read."""
+    return [ReadPosition(*row) for row in tx.fetch_all(_SELECT_READ)]
+
+
+def all_sources(tx: Tx) -> list[str]:
+    """The nodes whose outbox was read at some time."""
+    return [row[0] for row in tx.fetch_all("SELECT DISTINCT source FROM cursor")]
 
 
 def last_incarnation(tx: Tx, source: str) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from gatepost.delivery.blob_records import KNOWN_BLOBS_SQL, awaited_results
 from gatepost.delivery.inbox.inbox_pairs import InboxPair, PairKey
 from gatepost.delivery.inbox.inbox_states import InboxInput
 from gatepost.delivery.inbox.inbox_table import change_state, record_event
@@ -47,7 +48,7 @@ WHERE {_OF_PAIR} AND {_IS_NUMBERED} AND event_id IS NOT NULL
 _SELECT_LAST_UNORDERED = f"SELECT min(pair_seq) FROM held WHERE {_OF_PAIR} AND {_IS_UNORDERED}"
 _SELECT_FIRST_UNORDERED = f"""
 SELECT pair_seq, event_id, body, why FROM held WHERE {_OF_PAIR} AND {_IS_UNORDERED}
-    AND why != 'check' AND (digest IS NULL OR digest IN (SELECT digest FROM blob))
+    AND why != 'check' AND (digest IS NULL OR digest IN {KNOWN_BLOBS_SQL})
     ORDER BY pair_seq DESC LIMIT 1
 """
 _REMOVE_UNORDERED = f"DELETE FROM held WHERE source = ? AND event_id = ? AND {_IS_UNORDERED}"
@@ -58,7 +59,7 @@ _REMOVE_EVENT = f"DELETE FROM held WHERE {_OF_PAIR} AND event_id = ?"
 _CHANGE_REASON = f"UPDATE held SET why = ?, digest = ? WHERE {_OF_PAIR} AND pair_seq = ?"
 _SHARE_REASON = f"""
 UPDATE held SET why = ?, digest = NULL WHERE {_OF_PAIR} AND {_IS_UNORDERED}
-    AND digest IN (SELECT digest FROM blob)
+    AND digest IN {KNOWN_BLOBS_SQL}
 """
 # An event of an earlier incarnation that has the same number goes before all numbered ones, and
 # behind the events that went there before it: under negative numbers, which rise.
@@ -88,10 +89,15 @@ WHERE why = 'full' AND mailbox = ?
 _SELECT_HELD_FOR_BLOB = """
 SELECT source, sender, mailbox, origin_node, body FROM held WHERE digest = ?
 """
-_SELECT_WANTED_BLOBS = """
-SELECT digest, source FROM held WHERE digest IS NOT NULL
-UNION
-SELECT digest, source FROM task_blob
+_SELECT_WANTED_BLOBS = "SELECT DISTINCT digest, source FROM held WHERE digest IS NOT NULL"
+_SELECT_BODY_WITH_BLOB = "SELECT body FROM held WHERE digest = ? LIMIT 1"
+# The blobs that held and offered events refer to.
+BLOBS_OF_EVENTS_SQL = """
+SELECT ref FROM (
+    SELECT CAST(body AS TEXT) ->> '$.payloadRef.digest' AS ref FROM held
+    UNION ALL
+    SELECT CAST(body AS TEXT) ->> '$.payloadRef.digest' FROM offered
+) WHERE ref IS NOT NULL
 """
 _SELECT_SOURCES_TO_CHECK = "SELECT DISTINCT source FROM held WHERE why = 'check'"
 _SELECT_TO_CHECK = """
@@ -318,7 +324,7 @@ def withdraw_held_offers(tx: Tx, key: PairKey, pair: InboxPair) -> None:
 
 
 def renew_offer(tx: Tx, source: str, envelope: Envelope) -> None:
-    """A held event comes again, perhaps as another offer of it, or as none any more."""
+    """A held event comes again, perhaps as a new offer, or without an offer."""
     id = (source, parse_event_id(envelope.event_id))
     row = tx.fetch_one(_SELECT_BODY, id)
     if row is None or (held := decode_event(row[0])).offer == envelope.offer:
@@ -364,7 +370,14 @@ def events_held_for_blob(tx: Tx, digest: str) -> list[tuple[PairKey, Envelope]]:
 
 def wanted_blobs(tx: Tx) -> list[tuple[str, str]]:
     """(digest, source) of each blob that a held event or the result of a task waits for."""
-    return [(row[0], row[1]) for row in tx.fetch_all(_SELECT_WANTED_BLOBS)]
+    of_events = {(row[0], row[1]) for row in tx.fetch_all(_SELECT_WANTED_BLOBS)}
+    return sorted(of_events | awaited_results(tx))
+
+
+def find_event_with_blob(tx: Tx, digest: str) -> Envelope | None:
+    """An event that is held and refers to this blob."""
+    row = tx.fetch_one(_SELECT_BODY_WITH_BLOB, (digest,))
+    return None if row is None else decode_event(row[0])
 
 
 def sources_to_check(tx: Tx) -> list[str]:

@@ -17,6 +17,9 @@ from gatepost.journal.transaction import Row, Tx
 
 _LOOK_UP_AT_ONCE = 200
 
+# Whether the event `{event}` of `{source}` was taken and is remembered.
+IS_TAKEN_SQL = "EXISTS (SELECT 1 FROM inbox i WHERE i.source = {source} AND i.event_id = {event})"
+
 _SELECT_STATE = "SELECT state FROM inbox WHERE source = ? AND event_id = ?"
 _SELECT_ROW = """
 SELECT state, sender, mailbox, corr_id, pair_seq, reason, origin_node FROM inbox

@@ -85,3 +85,8 @@ def _read_signals(envelopes: Iterable[Envelope]) -> Iterator[Signal]:
         if envelope.kind == EventKind.SIGNAL:
             with contextlib.suppress(GatepostError):
                 yield decode_payload(envelope, Signal)
+
+
+def forget_resumed(tx: Tx) -> None:
+    """After a restore every source has to resume this gateway again."""
+    tx.execute("DELETE FROM resuming")

@@ -35,7 +35,7 @@ class AgentSessionRules:
         self._operations.admit_for_session(op, session.id)
 
     def restrict_plan(self, op: Op, plan: TransactionPlan) -> TransactionPlan:
-        """Refuse mail for agents that nobody knows here: mailboxes exist for agents that exist."""
+        """Refuse mail for unknown agents, so that a session cannot create mailboxes."""
         if not isinstance(op, Enqueue):
             return plan
         receivers = {message.to for message in op.messages}

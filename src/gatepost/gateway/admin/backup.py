@@ -26,6 +26,7 @@ from gatepost.config import FILE_NAME, Settings
 from gatepost.core.gateway_core import mailbox_policy, retry_policy
 from gatepost.core.state_dir import StateDir
 from gatepost.delivery import LocalNode, build_core
+from gatepost.delivery.blob_records import all_digests
 from gatepost.delivery.restore import begin_incarnation, count_quarantined, quarantine
 from gatepost.errors import BackupError, GatepostError
 from gatepost.events import NodeKey
@@ -194,7 +195,7 @@ def _read_journal_facts(journal: Path) -> tuple[str, str, int, list[str]]:
         tx = Tx(connection, 0)
         node_id, incarnation = find_fact(tx, "node_id"), find_fact(tx, "incarnation")
         last = outbox_reads.last_seq(tx)
-        digests = [row[0] for row in tx.fetch_all("SELECT digest FROM blob ORDER BY digest")]
+        digests = all_digests(tx)
     finally:
         connection.close()
     return str(node_id), str(incarnation), int(last), digests

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from gatepost.access import Scope, require_scope
-from gatepost.delivery.incident_counts import count_incidents
+from gatepost.delivery import incident_table
 from gatepost.errors import Conflict, NotFound
 from gatepost.events import AgentId, EventId, MsgId
 from gatepost.events.envelope import EpochMs, NonNegativeInt
@@ -23,7 +23,6 @@ from gatepost.gateway.admin.external_agents import ExternalAgents, has_session_t
 from gatepost.gateway.admin.room_feedback import RoomFeedback
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
-from gatepost.journal.transaction import Row
 from gatepost.listening.operator_access import OperatorAccess
 from gatepost.listening.route_decorators import get, post
 from gatepost.listening.route_parameters import AnyRequest, PageSize, PathName
@@ -31,6 +30,7 @@ from gatepost.room import RoomChange
 from gatepost.room.findings import MAX_AHEAD_MS, share_page
 from gatepost.room.records import SkillVersion
 from gatepost.room.service.record_announcer import RecordAnnouncer
+from gatepost.tasks.capabilities import reviews
 from gatepost.wire.operations import Count
 from gatepost.wire.report_views import (
     EtaAdviceView,
@@ -71,57 +71,7 @@ PipelineClass = Literal[
 _PIPELINE_SOURCE = "pipeline"
 _NO_LOCAL_TOKEN = {"open": True}
 _SHARE_MS = 60_000
-# Incidents that are resolved in one transaction.
-_SWEEP_SIZE = 500
 
-_INCIDENT_COLUMNS = """
-id, class, subject, detail, raised_at, source, corr_ids, status, settled_at, settled_by, ended_at,
-count
-"""
-_SELECT_INCIDENT = f"SELECT {_INCIDENT_COLUMNS} FROM incident WHERE id = ?"
-_SELECT_POSTED_INCIDENTS = f"""
-SELECT {_INCIDENT_COLUMNS} FROM incident WHERE source = ? AND status = 'open'
-ORDER BY raised_at DESC LIMIT 500
-"""
-_IS_OPEN_INCIDENT = "SELECT 1 FROM incident WHERE id = ? AND status = 'open'"
-_CLOSE_INCIDENT = """
-UPDATE incident SET status = ?, settled_at = ?, settled_by = ? WHERE id = ? AND status = 'open'
-"""
-_SELECT_OPEN_INCIDENTS = f"""
-SELECT {_INCIDENT_COLUMNS} FROM incident
-WHERE status = 'open' AND (?1 IS NULL OR class = ?1) AND raised_at < ?2
-ORDER BY raised_at LIMIT {_SWEEP_SIZE}
-"""
-_SELECT_INCIDENTS = f"""
-SELECT {_INCIDENT_COLUMNS} FROM incident
-WHERE raised_at >= ? AND (?2 IS NULL OR class = ?2) ORDER BY raised_at DESC, id LIMIT ?
-"""
-# The latest post says how far an incident has got; its status is the operator's.
-_UPSERT_INCIDENT = """
-INSERT INTO incident (id, class, subject, detail, raised_at, source, corr_ids, ended_at, count)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at, detail = excluded.detail,
-    count = coalesce(excluded.count, count), corr_ids = excluded.corr_ids
-"""
-_REVIEW_COLUMNS = """
-id, capability_id, delegation_skill_version, executor_skill_version, failure_class, count,
-corr_ids, event_ids, raised_at, status, settled_at, settled_by, note
-"""
-_SELECT_REVIEWS = f"""
-SELECT {_REVIEW_COLUMNS} FROM review WHERE ?1 IS NULL OR status = ?1
-ORDER BY raised_at DESC, id LIMIT ?
-"""
-_SELECT_REVIEW = f"SELECT {_REVIEW_COLUMNS} FROM review WHERE id = ?"
-_IS_OPEN_REVIEW = "SELECT 1 FROM review WHERE id = ? AND status = 'open'"
-_UPSERT_REVIEW = f"""
-INSERT INTO review ({_REVIEW_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'open', NULL, NULL, '')
-ON CONFLICT (id) DO UPDATE SET count = max(count, excluded.count), corr_ids = excluded.corr_ids,
-    event_ids = excluded.event_ids WHERE status = 'open'
-"""
-_CLOSE_REVIEW = """
-UPDATE review SET status = ?, settled_at = ?, settled_by = ?, note = ?
-WHERE id = ? AND status = 'open'
-"""
 _ADVICE_COLUMNS = "capability_id, p50_secs, p95_secs, recommended_eta_seconds, samples, at"
 _UPSERT_ADVICE = f"""
 INSERT INTO eta_advice ({_ADVICE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)
@@ -206,9 +156,9 @@ class Feedback:
         elsewhere = self._room.incidents()
 
         def find(tx: Tx) -> tuple[list[IncidentView], set[str], dict[str, int]]:
-            rows = tx.fetch_all(_SELECT_INCIDENTS, (since, class_, limit))
-            known = {id for id in elsewhere if tx.fetch_one(_SELECT_INCIDENT, (id,))}
-            return list(map(_incident_view, rows)), known, count_incidents(tx, since)
+            newest = incident_table.list_newest(tx, since, class_, limit)
+            known = {id for id in elsewhere if incident_table.find_incident(tx, id)}
+            return newest, known, incident_table.count_incidents(tx, since)
 
         own, known, counts = await self._core.read(find)
         found = [(self._core.node.id, each) for each in own]
@@ -226,11 +176,11 @@ class Feedback:
         def store(tx: Tx) -> int:
             new = 0
             for each in found:
-                row = _incident_row(tx, each)
-                if tx.fetch_one(_SELECT_INCIDENT, row[:1]) is None:
+                incident = _describe_incident(tx, each)
+                if incident_table.find_incident(tx, incident.id) is None:
                     new += 1
                     tx.add_effect(partial(counts.update, [each.class_]))
-                tx.execute(_UPSERT_INCIDENT, row)
+                incident_table.post_incident(tx, incident)
             return new
 
         new = await self._core.commit(store)
@@ -243,13 +193,12 @@ class Feedback:
         elsewhere = self._room.incidents().get(id)
 
         def resolve(tx: Tx) -> IncidentView:
-            row = tx.fetch_one(_SELECT_INCIDENT, (id,))
             shown = None if elsewhere is None else elsewhere.view
-            known = shown if row is None else _incident_view(row)
+            known = incident_table.find_incident(tx, id) or shown
             known = _require_open(known, f"incident {id}", "gatepost incidents")
-            tx.execute(_CLOSE_INCIDENT, ("resolved", tx.now, self._core.node.id, id))
-            record_audit_entry(tx, actor, "incident.resolve", id, note)
             by = self._core.node.id
+            incident_table.close_incident(tx, id, "resolved", tx.now, by)
+            record_audit_entry(tx, actor, "incident.resolve", id, note)
             return replace(known, status="resolved", settled_at=tx.now, settled_by=by)
 
         resolved = await self._core.commit(resolve)
@@ -260,7 +209,7 @@ class Feedback:
     async def resolve_incidents(self, wanted: IncidentSweep, actor: str) -> Count:
         """Resolve the open incidents of a class and an age, of this gateway and of the others.
 
-        What was posted to another gateway stays open if this one may not settle it.
+        An incident that was posted to another gateway stays open if this one may not settle it.
         """
         before = self._core.clock.now() + 1 if wanted.before is None else wanted.before
         count = 0
@@ -281,25 +230,16 @@ class Feedback:
     def _resolve_oldest(
         self, tx: Tx, wanted: IncidentSweep, before: int, actor: str
     ) -> list[IncidentView]:
-        found = [
-            replace(
-                _incident_view(row),
-                status="resolved",
-                settled_at=tx.now,
-                settled_by=self._core.node.id,
-            )
-            for row in tx.fetch_all(_SELECT_OPEN_INCIDENTS, (wanted.class_, before))
-        ]
-        for each in found:
-            tx.execute(_CLOSE_INCIDENT, (each.status, each.settled_at, each.settled_by, each.id))
+        by, resolved = self._core.node.id, []
+        for each in incident_table.list_oldest_open(tx, wanted.class_, before):
+            incident_table.close_incident(tx, each.id, "resolved", tx.now, by)
             record_audit_entry(tx, actor, "incident.resolve", each.id, wanted.note)
-        return found
+            resolved.append(replace(each, status="resolved", settled_at=tx.now, settled_by=by))
+        return resolved
 
     async def _publish_incidents(self) -> None:
-        rows = await self._core.read(
-            lambda tx: tx.fetch_all(_SELECT_POSTED_INCIDENTS, (_PIPELINE_SOURCE,))
-        )
-        await self._room.publish_incidents(map(_incident_view, rows))
+        posted = await self._core.read(lambda tx: incident_table.list_posted(tx, _PIPELINE_SOURCE))
+        await self._room.publish_incidents(posted)
 
     # -- reviews
 
@@ -308,9 +248,8 @@ class Feedback:
         elsewhere = self._room.reviews()
 
         def find(tx: Tx) -> tuple[list[ReviewView], set[str]]:
-            rows = tx.fetch_all(_SELECT_REVIEWS, (status, limit))
-            known = {id for id in elsewhere if tx.fetch_one(_SELECT_REVIEW, (id,))}
-            return [_review_view(row) for row in rows], known
+            known = {id for id in elsewhere if reviews.find_review(tx, id)}
+            return reviews.list_reviews(tx, status, limit), known
 
         own, known = await self._core.read(find)
         found = [(self._core.node.id, each) for each in own]
@@ -323,8 +262,8 @@ class Feedback:
 
     async def store_reviews(self, found: Sequence[NewReview]) -> NotedCounts:
         def store(tx: Tx) -> int:
-            known = {each.id for each in found if tx.fetch_one(_SELECT_REVIEW, (each.id,))}
-            tx.execute_many(_UPSERT_REVIEW, [_review_row(tx, each) for each in found])
+            known = {each.id for each in found if reviews.find_review(tx, each.id)}
+            reviews.post_reviews(tx, [_describe_review(tx, each) for each in found])
             return len({each.id for each in found} - known)
 
         new = await self._core.commit(store)
@@ -339,11 +278,10 @@ class Feedback:
         elsewhere = self._room.reviews().get(id)
 
         def close(tx: Tx) -> ReviewView:
-            row = tx.fetch_one(_SELECT_REVIEW, (id,))
             shown = None if elsewhere is None else elsewhere.view
-            known = shown if row is None else _review_view(row)
+            known = reviews.find_review(tx, id) or shown
             known = _require_open(known, f"review {id}", "gatepost reviews list")
-            tx.execute(_CLOSE_REVIEW, (status, tx.now, actor, note, id))
+            reviews.close_review(tx, id, status, tx.now, actor, note)
             record_audit_entry(tx, actor, f"review.{status}", id, note)
             return replace(known, status=status, settled_at=tx.now, settled_by=actor, note=note)
 
@@ -353,8 +291,9 @@ class Feedback:
         return review
 
     async def _publish_reviews(self) -> None:
-        rows = await self._core.read(lambda tx: tx.fetch_all(_SELECT_REVIEWS, ("open", 1000)))
-        await self._room.publish_reviews(map(_review_view, rows))
+        await self._room.publish_reviews(
+            await self._core.read(lambda tx: reviews.list_reviews(tx, "open", 1000))
+        )
 
     # -- findings shared with other gateways
 
@@ -379,27 +318,32 @@ class Feedback:
         raised the report.
         """
         own = self._core.node.id
-        reviews = [
+        decided_reviews = [
             each.view
             for each in self._room.reviews().values()
             if each.is_trusted and each.view.settled_by not in (None, own)
         ]
-        incidents = [
+        decided_incidents = [
             each.view
             for each in self._room.incidents().values()
             if each.is_trusted and each.view.settled_by not in (None, own)
         ]
 
         def find_open(tx: Tx) -> tuple[list[ReviewView], list[IncidentView]]:
-            return [r for r in reviews if tx.fetch_one(_IS_OPEN_REVIEW, (r.id,))], [
-                i for i in incidents if tx.fetch_one(_IS_OPEN_INCIDENT, (i.id,))
-            ]
+            return (
+                [each for each in decided_reviews if _is_open(reviews.find_review(tx, each.id))],
+                [
+                    each
+                    for each in decided_incidents
+                    if _is_open(incident_table.find_incident(tx, each.id))
+                ],
+            )
 
         def settle(tx: Tx) -> None:
             for r in open_reviews:
-                tx.execute(_CLOSE_REVIEW, (r.status, r.settled_at, r.settled_by, "", r.id))
+                reviews.close_review(tx, r.id, r.status, r.settled_at, r.settled_by)
             for i in open_incidents:
-                tx.execute(_CLOSE_INCIDENT, (i.status, i.settled_at, i.settled_by, i.id))
+                incident_table.close_incident(tx, i.id, i.status, i.settled_at, i.settled_by)
 
         open_reviews, open_incidents = await self._core.read(find_open)
         if open_reviews or open_incidents:
@@ -454,35 +398,41 @@ def _require_open(known: PostedReport | None, name: str, listing: str) -> Posted
     return known
 
 
-def _incident_view(row: Row) -> IncidentView:
-    values = list(row)
-    values[6] = msgspec.json.decode(values[6])
-    return IncidentView(*values)
+def _is_open(known: IncidentView | ReviewView | None) -> bool:
+    return known is not None and known.status == "open"
 
 
-def _review_view(row: Row) -> ReviewView:
-    values = list(row)
-    values[6:8] = map(msgspec.json.decode, values[6:8])
-    return ReviewView(*values)
+def _describe_incident(tx: Tx, new: NewIncident) -> IncidentView:
+    return IncidentView(
+        # The prefix keeps the pipeline from replacing an incident that a gateway raised.
+        id=f"{_PIPELINE_SOURCE}:{new.id}",
+        class_=new.class_,
+        subject=new.subject,
+        detail=new.detail,
+        raised_at=_bound_time(tx, new.raised_at),
+        source=_PIPELINE_SOURCE,
+        corr_ids=new.corr_ids,
+        ended_at=None if new.ended_at is None else _bound_time(tx, new.ended_at),
+        count=new.count,
+    )
 
 
-def _incident_row(tx: Tx, new: NewIncident) -> Row:
-    # The prefix keeps the pipeline from replacing an incident that a gateway raised.
-    id = f"{_PIPELINE_SOURCE}:{new.id}"
-    head = (id, new.class_, new.subject, new.detail, _bound_time(tx, new.raised_at))
-    ended_at = None if new.ended_at is None else _bound_time(tx, new.ended_at)
-    return (*head, _PIPELINE_SOURCE, _encode_list(new.corr_ids), ended_at, new.count)
-
-
-def _review_row(tx: Tx, new: NewReview) -> Row:
-    versions = (new.delegation_skill_version, new.executor_skill_version)
-    samples = (_encode_list(new.corr_ids), _encode_list(new.event_ids))
-    head = (new.id, new.capability_id, *versions, new.failure_class)
-    return (*head, new.count, *samples, _bound_time(tx, new.raised_at))
-
-
-def _encode_list(values: list[str]) -> str:
-    return msgspec.json.encode(values).decode()
+def _describe_review(tx: Tx, new: NewReview) -> ReviewView:
+    return ReviewView(
+        id=new.id,
+        capability_id=new.capability_id,
+        delegation_skill_version=new.delegation_skill_version,
+        executor_skill_version=new.executor_skill_version,
+        failure_class=new.failure_class,
+        count=new.count,
+        corr_ids=new.corr_ids,
+        event_ids=new.event_ids,
+        raised_at=_bound_time(tx, new.raised_at),
+        status="open",
+        settled_at=None,
+        settled_by=None,
+        note="",
+    )
 
 
 class FeedbackGuard:

@@ -2,7 +2,7 @@
 
 The journal and the archive of this gateway come first. The gateways that the message was sent to,
 or came from, add what they signed. All linked gateways are asked how far they saw the outboxes in
-the proof. What others send is verified before it goes into the file.
+the proof. Their answers are verified before they go into the file.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class ProofOrder(Struct, kw_only=True):
 
 
 class GatheredEvidence(Struct):
-    """The parts of a proof while they are gathered. `missing` says what nobody could supply."""
+    """The parts of a proof while they are gathered. `missing` lists those that no node supplied."""
 
     groups: list[ProvenGroup]
     seen: list[SeenHead]

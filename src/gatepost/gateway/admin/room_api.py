@@ -8,13 +8,14 @@ from msgspec import Raw
 from gatepost.access import MeshSecretStore, NodeRevoker, node_invites
 from gatepost.access.node_directory import KnownNode
 from gatepost.access.node_invites import IssuedNodeInvite, NodeInvite
-from gatepost.delivery.inbox.cursors import last_known_seq
+from gatepost.delivery.inbox.cursors import last_read_seq
 from gatepost.errors import Conflict, Forbidden, UnknownNode
 from gatepost.events import check_node_id, fingerprint_key
 from gatepost.gateway.monitoring.peer_statuses import PeerStatuses
 from gatepost.journal import Tx, outbox_reads
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.facts import save_fact
+from gatepost.links.outbox_replica import last_replicated_seq
 from gatepost.links.service.bootstrap_client import BootstrapClient
 from gatepost.links.service.dialer import Dialer
 from gatepost.links.service.join_client import JoinedPeer, http_url
@@ -108,7 +109,7 @@ class RoomApi:
         return self._invite_view(invite)
 
     async def choose_node_id(self, wanted: NodeIdentity) -> NodeIdentity:
-        """Take another node id and start again. Only a gateway nobody knows yet can."""
+        """Take another node id and start again. Only a gateway that no other knows yet can."""
         current, id = self._core.node.id, check_node_id(wanted.id)
         if id == current:
             return NodeIdentity(current)
@@ -176,7 +177,7 @@ class RoomApi:
 
     def _stop_honouring(self, tx: Tx, node: str, wanted: RevokeRequest) -> int:
         """Honour no further event of a node from now on; return the last one that counts."""
-        known = last_known_seq(tx, node)
+        known = max(last_read_seq(tx, node), last_replicated_seq(tx, node))
         last_seq = known if wanted.last_seq is None else wanted.last_seq
         routes = self._core.delivery.routes
         tx.add_effect(lambda: routes.limit_honoured(node, last_seq))
@@ -314,7 +315,7 @@ def create_routes(api: RoomApi) -> list[Any]:
     async def withdraw(invite_id: PathName) -> InviteView:
         return await api.withdraw_invite(invite_id)
 
-    @put("/v1/node", summary="Choose the id of a gateway that nobody knows yet; it starts again")
+    @put("/v1/node", summary="Choose the id of a gateway that no other knows yet; it starts again")
     async def choose_node_id(data: JSONBody[NodeIdentity]) -> NodeIdentity:
         return await api.choose_node_id(data)
 

@@ -1,7 +1,7 @@
 """Incidents, reviews and ETA advice in the room: ours are published, and all are shown.
 
 The room holds them without their details. A backbone gateway may settle a review or an incident
-that was posted to another one: it writes a settled claim of its own, and the gateway that holds the
+that was posted to another one: it writes its own settled claim, and the gateway that holds the
 details follows. An edge gateway settles those that were posted to it alone.
 """
 

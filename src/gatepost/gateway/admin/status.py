@@ -3,11 +3,16 @@
 import os
 
 from gatepost import __version__
-from gatepost.delivery.incident_counts import count_incidents
+from gatepost.delivery.agents import count_agents
+from gatepost.delivery.delivery_reads import count_given_up, count_open
+from gatepost.delivery.incident_table import count_incidents
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.monitoring.peer_statuses import PeerStatuses
 from gatepost.journal import Tx
 from gatepost.journal.outbox import EVERYBODY
+from gatepost.journal.outbox_reads import highest_seq
+from gatepost.mailbox.counts import count_dead_letters, mail_totals
+from gatepost.tasks.capabilities.reviews import count_open_reviews
 from gatepost.tasks.runtimes.session_user import is_root
 from gatepost.wire.gateway_views import Status
 
@@ -22,7 +27,7 @@ async def gateway_status(operations: Operations, peers: PeerStatuses | None = No
         os.getpid(),
         core.writer.failure is None,
         core.writer.failure,
-        **dict(zip(_COUNT_NAMES, counts, strict=True)),
+        **counts,
         journal_bytes=core.state.journal_size(),
         links=sorted(core.outbox.live_nodes - {EVERYBODY}),
         incidents=await core.read(count_incidents),
@@ -34,28 +39,17 @@ async def gateway_status(operations: Operations, peers: PeerStatuses | None = No
     )
 
 
-_COUNT_NAMES = (
-    "agents",
-    "waiting",
-    "in_flight",
-    "dead_letters",
-    "outbox_seq",
-    "deliveries_open",
-    "undelivered",
-    "answered_late",
-    "reviews_open",
-)
-
-
-def _read_counts(tx: Tx) -> tuple[int, ...]:
-    row = tx.fetch_all(
-        """SELECT (SELECT count(*) FROM agent), total(waiting), total(in_flight),
-                  (SELECT count(*) FROM dead_letter), (SELECT coalesce(max(seq), 0) FROM outbox),
-                  (SELECT count(*) FROM delivery WHERE processed_at IS NULL),
-                  (SELECT count(*) FROM undelivered WHERE replayed_as IS NULL),
-                  (SELECT count(*) FROM undelivered
-                   WHERE replayed_as IS NULL AND verdict_at IS NOT NULL),
-                  (SELECT count(*) FROM review WHERE status = 'open')
-           FROM mailbox"""
-    )[0]
-    return tuple(int(value) for value in row)
+def _read_counts(tx: Tx) -> dict[str, int]:
+    waiting, in_flight = mail_totals(tx)
+    undelivered, answered_late = count_given_up(tx)
+    return {
+        "agents": count_agents(tx),
+        "waiting": waiting,
+        "in_flight": in_flight,
+        "dead_letters": count_dead_letters(tx),
+        "outbox_seq": highest_seq(tx),
+        "deliveries_open": count_open(tx),
+        "undelivered": undelivered,
+        "answered_late": answered_late,
+        "reviews_open": count_open_reviews(tx),
+    }

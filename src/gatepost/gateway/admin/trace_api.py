@@ -254,8 +254,8 @@ async def ask_over_link(
 def merge_steps(archived: list[TraceStep], local: list[TraceStep]) -> list[TraceStep]:
     """The steps of an event that is archived, and perhaps still in the journal in part.
 
-    What is in both has the same time, and the journal tells more about it. Of a send that has left
-    the outbox, the journal knows no more than the time of the last attempt.
+    A step in both has the same time, and the journal has more details. Of a send that has left the
+    outbox, the journal knows no more than the time of the last attempt.
     """
     sent = {step.event_id for step in archived if step.what == "sent"}
     kept = [step for step in local if step.what != "sent" or step.event_id not in sent]

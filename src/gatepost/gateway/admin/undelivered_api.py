@@ -166,7 +166,7 @@ def create_router(core: Core) -> Router:
     async def discard(data: JSONBody[UndeliveredFilterBody]) -> Count:
         return Count(count=await api.discard_messages(data.to_filter()))
 
-    @post("/give-up", status_code=200, summary="Give up open messages that nobody will end")
+    @post("/give-up", status_code=200, summary="Give up open messages that no gateway will end")
     async def give_up(data: JSONBody[GiveUpBody]) -> Count:
         return Count(count=await api.give_up_messages(data))
 

@@ -12,9 +12,9 @@ operation or an array of them, which are run in order. The answer appears, whole
 them.
 
 A request is removed only once its answer is on disk. After a crash it is run again, which is
-harmless: mail is enqueued once per msg_id; a message sent without key or id gets an idempotency
-key derived from its file; and mail the request has dequeued is leased to the consumer
-`drop:NAME`, which gets the same lease again. So give every request a name of its own.
+harmless: mail is enqueued once per msg_id; a message sent without key or id gets an idempotency key
+derived from its file; and mail the request has dequeued is leased to the consumer `drop:NAME`,
+which gets the same lease again. So give every request a different name.
 """
 
 import asyncio

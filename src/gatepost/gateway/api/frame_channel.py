@@ -75,7 +75,7 @@ def read_frame(frame: bytes | str) -> Op | list[Op]:
 
 
 def _read_ids(frame: bytes | str) -> list[int]:
-    """Return the ids of a frame that is no operation, for its answers; 0 stands for none."""
+    """Return the ids for answers to a frame that is not an operation; 0 if it has none."""
     try:
         found = _ids_decoder.decode(frame)
     except (ValueError, RecursionError):

@@ -11,6 +11,7 @@ from litestar.response import Stream
 from msgspec import Struct, field
 
 from gatepost.archive.service.archived_messages import read_archived_journey
+from gatepost.delivery.blob_records import stored_key
 from gatepost.delivery.sent_messages import is_reached
 from gatepost.errors import InvalidRequest, UnknownBlob, UnknownMessage
 from gatepost.events import Envelope, check_agent_id, check_digest, check_msg_id
@@ -371,11 +372,10 @@ def _blob_routes(operations: Operations) -> list[Any]:
 
     @get("/blobs/{digest:str}", media_type="application/octet-stream", summary="Fetch a payload")
     async def download(digest: PathName) -> Stream:
-        query = "SELECT key FROM blob WHERE digest = ?"
-        row = await core.read(lambda tx: tx.fetch_one(query, (check_digest(digest),)))
-        if row is None:
+        key = await core.read(lambda tx: stored_key(tx, check_digest(digest)))
+        if key is None:
             raise UnknownBlob(f"no blob {digest} on this gateway")
-        chunks: Iterator[bytes] = core.blobs.read_payload(digest, row[0])
+        chunks: Iterator[bytes] = core.blobs.read_payload(digest, key)
         return Stream(chunks, media_type="application/octet-stream")
 
     return [upload, download]

@@ -191,7 +191,7 @@ async def _send_frames(
 
 
 async def drain_writer(writer: asyncio.StreamWriter) -> None:
-    """Wait until the client has read most of what was written; give up if it reads nothing."""
+    """Wait until the client has read most of the pending output; give up if it reads nothing."""
     while True:
         unread = writer.transport.get_write_buffer_size()
         try:

@@ -1,6 +1,6 @@
 """How this gateway stands with each other one: the way to it, its last sign of life, its backlog.
 
-Everything is read from the room, the links and the journal; nobody is asked.
+Everything is read from the room, the links and the journal; peers are not asked.
 """
 
 from msgspec import Struct
@@ -114,7 +114,7 @@ class PeerStatuses:
         )
 
     def _find_problem(self, member: RoomMember, relay: str | None) -> str:
-        """Why there is no link, as far as this gateway knows."""
+        """The reason for a missing link, if this gateway knows it."""
         endpoint = member.record.endpoint_ws
         dialling = None if endpoint is None else self._dialer.problems.get(http_url(endpoint))
         if dialling is not None:

@@ -22,13 +22,13 @@ from gatepost.core.commit_observer import merge_unknown_kinds
 from gatepost.core.gateway_core import Core
 from gatepost.delivery.delivery_reads import open_by_state, undelivered_by_reason
 from gatepost.delivery.inbox.inbox_reads import held_by_reason
-from gatepost.delivery.incident_counts import count_incidents
-from gatepost.journal import Tx, outbox_reads
+from gatepost.delivery.incident_table import count_incidents
+from gatepost.journal import Tx, recipients
 from gatepost.links.service.connection_links import ConnectionLinks
 from gatepost.room.service.room_replica import RoomReplica
 
-# A label has at most so many values, the largest ones, and one for all others together. No name can
-# begin with an underscore.
+# The most values of one label: the largest ones; another value counts all others together. No name
+# can begin with an underscore.
 MAX_LABELS = 200
 OTHERS = "_others"
 
@@ -44,7 +44,7 @@ class JournalCounts(Struct, frozen=True):
 
 
 def read_journal_counts(tx: Tx) -> JournalCounts:
-    readers = outbox_reads.reader_positions(tx)
+    readers = recipients.reader_positions(tx)
     return JournalCounts(
         undelivered_by_reason(tx),
         open_by_state(tx),

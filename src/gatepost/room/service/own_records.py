@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gatepost.delivery.delivery_reads import count_undelivered
 from gatepost.delivery.inbox.inbox_reads import read_progress
-from gatepost.delivery.incident_counts import open_incidents
+from gatepost.delivery.incident_table import open_incidents
 from gatepost.events.reserved_names import is_reserved_name
 from gatepost.journal import Tx
 from gatepost.mailbox.counts import count_dead_letters

@@ -108,8 +108,6 @@ def _find_eligible(new: NewCapability, is_routable: IsRoutable) -> tuple[str, ..
 def remove_publication(tx: Tx, id: str) -> PublishedCapability:
     found = load_publication(tx, id)
     tx.execute("DELETE FROM capability WHERE id = ?", (id,))
-    tx.execute("DELETE FROM capability_install WHERE capability = ?", (id,))
-    tx.execute("DELETE FROM capability_node WHERE capability = ?", (id,))
     return found
 
 

@@ -43,7 +43,7 @@ from gatepost.tasks.capabilities.publication import (
     renew_indexes,
 )
 from gatepost.tasks.service.capability_owners import CapabilityOwners
-from gatepost.tasks.skill_installs import SkillInstall
+from gatepost.tasks.skill_installs import SkillInstall, forget_capability
 from gatepost.tasks.task_routing import CapabilityEntry, routing_entry
 from gatepost.wire.capabilities import CapabilityHealth, CapabilityView, InstallView
 from gatepost.wire.operations import StatedSkill
@@ -225,6 +225,7 @@ class CapabilityService:
 
     def _remove(self, tx: Tx, id: str) -> None:
         remove_publication(tx, id)
+        forget_capability(tx, id)
         record_audit_entry(tx, "operator", "capability.unpublish", id)
 
     async def _publish_records(self, published: PublishedCapability) -> None:
@@ -281,7 +282,7 @@ class CapabilityService:
             pass
 
     async def drop_unused_contracts(self) -> None:
-        """Forget the contracts that no capability of the room refers to any more."""
+        """Forget the contracts that no capability of the room refers to."""
         await self._replica.wait_until_routed()
         parts = self._core.tasks.parts
         used = {entry.contract for entry in parts.router.capabilities.values()}
