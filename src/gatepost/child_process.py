@@ -77,7 +77,7 @@ async def wait_for_exit(process: ChildProcess) -> int:
 
 
 async def wait_for_group(process: ChildProcess) -> int:
-    """The exit code of a process with a session of its own; what it left running is killed."""
+    """The exit code of a process that leads a session; its remaining children are killed."""
     await _wait_until_readable(os.pidfd_open(process.pid))
     # It has not been reaped, so no other group has its number.
     signal_group(process, signal.SIGKILL)
@@ -85,7 +85,7 @@ async def wait_for_group(process: ChildProcess) -> int:
 
 
 def signal_group(process: ChildProcess, number: signal.Signals) -> None:
-    """Signal a process with a session of its own, and all that it started, until it is reaped."""
+    """Signal a process that leads a session, and its children, until it is reaped."""
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

@@ -381,13 +381,13 @@ class StorageFailed(Unavailable):
 
 
 class ContractUnchecked(Unavailable):
-    """A content that has not been checked against its contract: there is no verdict yet."""
+    """Content has not been checked against its contract yet."""
 
     code = "contract_unchecked"
 
 
 class WrongHost(Unavailable):
-    """At an address is no gateway, or none that may be dialled."""
+    """No gateway answers at an address, or it must not be dialled."""
 
     code = "wrong_host"
 

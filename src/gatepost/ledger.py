@@ -17,7 +17,7 @@ TERMS: tuple[Term, ...] = ("processed", "in_motion", "waiting", "dead_letters", 
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
-    """The messages of one gateway, or of all, by what became of them."""
+    """The messages of one gateway, or of all, by outcome."""
 
     sent: int = 0
     processed: int = 0

@@ -144,7 +144,7 @@ class Presence:
     def seconds_silent(self, node: str) -> float:
         """Seconds since the last sign of life: a connection, a datagram, a heartbeat in the room.
 
-        What the room showed before this gateway watched it counts by the writer's clock.
+        Signs that the room showed before this gateway watched it are dated by the writer's clock.
         """
         now, member = self._signs.now(), self._signs.member(node)
         found = list(self._signs.connection_silences(node))

@@ -52,7 +52,7 @@ class PinnedContext(ssl.SSLContext):
 
 @functools.lru_cache(maxsize=512)
 def pinned_context(*pins: str) -> PinnedContext:
-    """A context that is shared by all who know the same pins: nobody changes it."""
+    """A context shared by all users of the same pins; it must not be changed."""
     context = PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False

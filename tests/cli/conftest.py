@@ -81,7 +81,7 @@ class Cli:
         """A new invite; gateways of tests listen on loopback, which `invite` warns of."""
         result = self("invite", *arguments)
         assert result.code == 0, result
-        assert "nobody on another machine can use this invite" in result.err, result
+        assert "no other machine can use this invite" in result.err, result
         return result.out
 
     def json(self, *arguments: str, stdin: bytes = b"") -> Any:

@@ -81,7 +81,7 @@ async def test_a_submitted_operation_runs_before_later_commits_and_logs_its_fail
         core.submit(fail)
         await core.commit(lambda tx: None)
         assert "test" in _facts(core)
-    assert "an operation nobody waited for failed: not allowed" in caplog.text
+    assert "an operation without a caller failed: not allowed" in caplog.text
 
 
 async def test_a_query_sees_one_snapshot_while_others_commit(

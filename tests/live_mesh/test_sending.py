@@ -71,7 +71,7 @@ def test_a_gateway_that_does_not_answer_leaves_the_outcome_unknown(
 ) -> None:
     ann, bob = pair
     with bob.frozen(), SyncClient("al", state_dir=ann.state_dir) as al:
-        with pytest.raises(DeadlineExceeded, match="nobody has accepted it in time") as caught:
+        with pytest.raises(DeadlineExceeded, match="no agent has accepted it in time") as caught:
             al.send("bo", "late", wait="accepted", timeout=0.5)
         found = re.search(r"message (\S+) was sent", caught.value.message)
         assert found is not None

@@ -5,9 +5,9 @@ invite, it ends with that one (`grants.py`). Each refresh consumes one
 refresh token. A refresh token presented twice was copied, and the gateway cannot tell the owner
 from the copier, so it ends the session.
 
-One case is no theft: the answer to a refresh was lost, and the same client asks again. The random
-number of its first attempt shows that it is the same. It gets new tokens within a short grace, as
-long as none of the tokens in the lost answer was used. Those are void from then on.
+One case is not a theft: the answer to a refresh was lost, and the same client asks again. The
+random number of its first attempt shows that it is the same. It gets new tokens within a short
+grace, as long as none of the tokens in the lost answer was used. Those are void from then on.
 """
 
 from collections.abc import Iterable

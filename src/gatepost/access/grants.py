@@ -1,8 +1,8 @@
 """Grants: what one session of an external agent may pass on to another.
 
-A session with `ansible.admin.access` invites agents. It never gives away more than it has: not
-more scopes, no longer life, and no agent that somebody else has brought in. A session that was
-opened by such an invite has the granting session as its `parent`, and ends with it.
+A session with `ansible.admin.access` invites agents. It never gives away more than it has: not more
+scopes, no longer life, and no agent that another session or the operator brought in. A session that
+was opened by such an invite has the granting session as its `parent`, and ends with it.
 """
 
 from collections.abc import Iterable
@@ -85,7 +85,7 @@ def check_granted_agent(tx: Tx, agent: str, grantor: Grantor, is_known: bool) ->
     grantors = {row[0] for row in tx.fetch_all(_SELECT_GRANTORS, (agent,))}
     if grantors == {grantor.id} or not (grantors or is_known):
         return
-    raise Forbidden(f"{agent} is somebody else's agent; the operator may invite it")
+    raise Forbidden(f"{agent} is not an agent of this session; the operator may invite it")
 
 
 def end_sessions(tx: Tx, sessions: Iterable[str], by: str) -> list[str]:

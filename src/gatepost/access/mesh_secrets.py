@@ -18,7 +18,7 @@ from gatepost.journal.transaction import Tx
 from gatepost.wire.agent_tokens import SecretValue
 
 _SECRET_BYTES = 32
-# A version further ahead is not followed, so that nobody uses up all versions at once.
+# Versions further ahead are ignored, so that no sender can use up all versions at once.
 _MAX_STEP = 1000
 _UPSERT_SECRETS = "INSERT OR REPLACE INTO mesh_secret (one, encrypted) VALUES (1, ?)"
 
@@ -68,7 +68,7 @@ class MeshSecretStore:
     ) -> MeshSecrets:
         """Store secrets from another node, unless ours are as new; return the valid ones.
 
-        Secrets that a node made which is no member any more give way to any others.
+        Secrets made by a former member give way to any others.
         """
         old = self.current_secrets(tx)
         if old is not None and is_member(old.rotated_by):

@@ -147,7 +147,7 @@ class NodeAuthenticator:
         return self._keyless_key(request.node_id)
 
     def _keyless_key(self, node_id: str) -> bytes:
-        """The key of a node that has none: nobody can sign with it."""
+        """The key of a node without a key: its private half does not exist."""
         return NodeKey(self._issuer.derive_key(f"keyless {node_id}")).public
 
     def _check_invited_proof(

@@ -1,7 +1,7 @@
 """Node proof: a signature by the node's key, valid for one exchange with one gateway.
 
-With an invite, the node signs a nonce of its own. A replay of that exchange gets no ticket: the
-gateway remembers invite and nonce together until the invite expires.
+With an invite, the node chooses the nonce that it signs. A replay of that exchange gets no ticket:
+the gateway remembers invite and nonce together until the invite expires.
 
 A reconnecting node has no invite, so nothing limits how long its nonce would have to be remembered.
 Without that memory, an old exchange from the network or a log would get a ticket again. The node

@@ -96,7 +96,7 @@ OPERATION_SCOPES: Mapping[str, Scope] = {
     "task_report": Scope.TASK_READ,
 }
 
-# The scopes that the reports of a task require besides.
+# The scopes that the reports of a task require in addition.
 REPORT_SCOPES: Mapping[str, Scope] = {
     "accept": Scope.TASK_CLAIM,
     "update": Scope.TASK_UPDATE,

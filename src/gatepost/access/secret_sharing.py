@@ -116,7 +116,7 @@ class SecretSharing:
         return self._node_id in {secrets.rotated_by, admitted_by}
 
     def _obsolete_records(self) -> list[tuple[str, str]]:
-        """Our records for nodes that are no members any more: they were revoked."""
+        """Our records for nodes that are no longer members: they were revoked."""
         if not self._room.effective.membership.revoked:
             return []
         members = {fingerprint_key(m.public_key) for m in self._room.effective.nodes.values()}

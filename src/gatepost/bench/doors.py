@@ -1,4 +1,4 @@
-"""Measures the MCP door: what a tool call costs besides its operation, and what waiting costs.
+"""Measures the MCP door: the cost of a tool call beyond its operation, and of waiting sessions.
 
 Sends through the tool and sends through the WebSocket take turns, so that other work on the machine
 slows both alike. Each is durable before it is answered.

@@ -1,4 +1,4 @@
-"""Connections of strangers who only want to be in the way, in a process of their own.
+"""Connections of strangers that only take up places, in a separate process.
 
     python -m gatepost.bench.hostile_connections URL COUNT SECONDS
 

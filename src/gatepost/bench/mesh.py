@@ -253,7 +253,7 @@ def measure_idle_percent(nodes: int, beats: int) -> float:
 
 
 def measure_gossip(nodes: int) -> int:
-    """Heartbeats from the first word of a newcomer until everybody knows it, and it everybody."""
+    """Heartbeats from a newcomer's first datagram until it and all others know each other."""
     mesh = BenchMesh(nodes, MeshTimers())
     newcomer = mesh.nodes[-1]
     mesh.dead = {newcomer.name}
@@ -295,7 +295,7 @@ def render_result(result: MeshBenchResult) -> RenderableType:
     whole = Table("mesh", "", box=None, show_header=False)
     nodes = result.options.nodes
     whole.add_row(f"one of {nodes} idle nodes", f"{result.idle_percent:.3f} % of a core")
-    whole.add_row("a join is known to everybody", f"after {result.gossip_beats} heartbeats")
+    whole.add_row("all nodes know of a join", f"after {result.gossip_beats} heartbeats")
     whole.add_row("takeover on virtual time", _describe_takeovers(result.takeovers))
     whole.add_row("takeover of real gateways", _describe_takeovers(result.process_takeovers))
     return Group(judged, whole)

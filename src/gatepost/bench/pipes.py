@@ -191,7 +191,7 @@ def _run_agent_process(url: str, token: str, parent: Connection) -> None:
 
 
 async def _serve_agent(url: str, token: str, parent: Connection) -> None:
-    """For each number the parent sends: take and check so many messages, then report."""
+    """For each number from the parent: take and check that many messages, then report."""
     loop = asyncio.get_running_loop()
     async with Client(url=url, token=token) as client:
         await client.register(_AGENT)

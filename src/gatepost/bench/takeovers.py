@@ -61,7 +61,7 @@ class TakeoverMesh:
         others = [name for name in _NAMES if name != publisher]
         killed.kill9()
         began = time.monotonic()
-        _wait_for(lambda: self._common_publisher(others, publisher), "nobody took over")
+        _wait_for(lambda: self._common_publisher(others, publisher), "no node took over")
         took = time.monotonic() - began
         killed.start()
         return took

@@ -49,7 +49,7 @@ class TasksBenchResult(Struct, frozen=True, kw_only=True):
     """Rates are whole tasks per second: create, accept, two updates, complete, all durable.
 
     `running_ms` is the median from the creation of a task to its running session, if no task waits
-    for another. `idle_session_kib` is the memory that a session takes besides its command.
+    for another. `idle_session_kib` is the memory of a session without its command.
     """
 
     sessions_per_sec: float
@@ -206,7 +206,7 @@ async def _spawn_bare() -> None:
 
 
 async def _measure_rate(work: Callable[[], Awaitable[None]], total: int, at_once: int) -> float:
-    """How often the work is done per second, with so many of it at a time."""
+    """Calls per second at this concurrency."""
     numbers = iter(range(total))
 
     async def slot() -> None:

@@ -22,9 +22,9 @@ _ERROR_CHARS = 2000
 def start_in_background(
     arguments: list[str], env: Mapping[str, str], home: Path, timeout: float
 ) -> GatewayEndpoint:
-    """Start `gatepost up` in a session of its own, and return once it answers.
+    """Start `gatepost up` in a new session, and return once it answers.
 
-    What the process writes until its log is open is an error of its start, and is reported here.
+    Output of the process before its log is open is an error of its start, and is reported here.
     """
     read, write = os.pipe()
     process = subprocess.Popen(

@@ -180,7 +180,7 @@ def format_time(at_ms: int) -> str:
 
 
 def confirm_action(question: str, yes: bool, options: OutputOptions) -> bool:
-    """Ask for confirmation; where nobody can be asked, `--yes` is required."""
+    """Ask for confirmation; without a terminal, `--yes` is required."""
     if yes:
         return True
     if options.json or not sys.stdin.isatty():

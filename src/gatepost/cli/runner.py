@@ -29,7 +29,7 @@ def run_command(arguments: list[str]) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        # A file or folder of the user's, such as a state directory that belongs to somebody else.
+        # A file or folder that this user may not open, such as another user's state directory.
         text = f"{error.filename} cannot be used: {error.strerror}"
         _print_problem(CommandProblem("storage_failed", text), as_json=wants_json(tokens))
         return ExitCode.FAILED

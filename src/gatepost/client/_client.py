@@ -182,7 +182,7 @@ class Client(TaskClient):
 
 
 def _not_reached_error(event_id: str, wait: WaitGoal) -> DeadlineExceeded:
-    missing = "nobody has accepted it" if wait == "accepted" else "its turn has not ended"
+    missing = "no agent has accepted it" if wait == "accepted" else "its turn has not ended"
     return DeadlineExceeded(
         f"message {event_id} was sent, but {missing} in time; its outcome is unknown"
     )

@@ -181,7 +181,7 @@ class MailboxClient:
         The same `consumer` gets the same messages again until it has settled them.
         """
         op = Dequeue(mailbox=mailbox, limit=limit, wait_secs=wait_secs)
-        # With a consumer name of its own, a repeated dequeue gets the messages it got before.
+        # With its own consumer name, a repeated dequeue gets the messages it got before.
         op.consumer = self._clock.random(8).hex() if consumer is None else consumer
         deadline = self._loop.time() + wait_secs + timeout
         async with self._long_waits.hold(deadline):

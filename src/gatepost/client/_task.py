@@ -198,7 +198,7 @@ class TaskClient(MailboxClient):
     async def _poll_task(self, task_id: str, deadline: float, known: int | None = None) -> TaskView:
         """Wait for the end of a task; with `known`, for a change after that moment too.
 
-        Every task has changed since the moment 0: that is no wait.
+        Every task has changed since the moment 0, so `known=0` does not wait.
         """
         async with self._long_waits.hold(deadline):
             wait = max(0.0, min(deadline - self._loop.time(), _MAX_AWAIT_SECS))

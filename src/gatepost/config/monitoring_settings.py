@@ -1,4 +1,4 @@
-"""Settings of what a gateway tells about itself: its log, alerts and spans."""
+"""Settings of monitoring: the log, alerts and spans."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Settings of the mesh's transports that need tools of their own: WireGuard and Tor."""
+"""Settings of the mesh's transports that need other programs: WireGuard and Tor."""
 
 from typing import Annotated
 

@@ -12,7 +12,7 @@ from gatepost.tls import OtherCertificate
 TRUST_ADVICE = "name a file with the certificate of its authority in SSL_CERT_FILE"
 _NAME_MISMATCH_CODES = (62, 64)
 _EXPIRED_CODE = 10
-# OpenSSL's words for an answer that is no TLS at all.
+# OpenSSL's messages for an answer that is not TLS.
 _PLAIN_REASONS = (
     "WRONG_VERSION_NUMBER",
     "HTTP_REQUEST",

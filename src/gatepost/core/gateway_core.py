@@ -205,7 +205,7 @@ class Core:
 
     def _warn_of_failure(self, value: Any, error: GatepostError | None) -> None:
         if error is not None:
-            self._warnings.warn(f"an operation nobody waited for failed: {error.message}")
+            self._warnings.warn(f"an operation without a caller failed: {error.message}")
 
     async def save_activity(self) -> None:
         """Write down which agents were active. An idle gateway leaves its disk alone."""
@@ -233,7 +233,7 @@ class Core:
             self.submit(lambda _: self.mail_watch.leave(id, event))
 
     async def store_blob(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
-        """Write a blob, in a thread of its own for as long as its pieces keep coming."""
+        """Write a blob, in a separate thread while its pieces keep coming."""
         return await self._loop.run_in_executor(self.storers, self.blobs.store_payload, pieces)
 
     async def keep_payload(self, pieces: Iterable[bytes], uploader: str | None = None) -> Blob:

@@ -20,7 +20,7 @@ HealthCheck = Callable[[], Iterable[str]]
 # A problem that comes and goes must not change the record in the room every second.
 _RECOVERY_MS = 30_000
 _RECOVERS = "it recovers"
-# A writer that is stalled for so many times `journal.stall_secs` does not recover by itself.
+# A writer stalled for this many times `journal.stall_secs` does not recover by itself.
 _RESTART_FACTOR = 6
 
 

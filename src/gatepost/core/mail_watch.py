@@ -1,7 +1,7 @@
 """Callers that want to know of new mail without taking it.
 
-Dispatchers lease mail to whoever waits for it. A watcher leases nothing: it is woken after every
-commit group in which mail of its mailbox may have become ready, and looks for itself.
+Dispatchers lease mail to the consumers that wait for it. A watcher leases nothing: it is woken
+after every commit group in which mail of its mailbox may have become ready, and looks for itself.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ _Watchers = dict[int, set[asyncio.Event]]
 
 
 class MailWatch:
-    """A participant of the commit group. What it knows is changed in the writer's thread only."""
+    """A participant of the commit group. Its state changes in the writer's thread only."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

@@ -1,4 +1,4 @@
-"""The gateway's own archive, for reading: beside the traffic, in a thread of its own.
+"""The gateway's own archive, for reading, in a separate thread beside the traffic.
 
 Cut-off readers get events from it that have left the journal, and traces find pruned events there.
 """
@@ -52,7 +52,7 @@ class OwnArchiveReader:
         self._thread.shutdown(cancel_futures=True)
 
     async def find_events(self, event_id: bytes) -> "ArchiveFindings | None":
-        """An event of ours and the events that refer to it; None if there is no archive."""
+        """An event of ours and the events that refer to it; None without an archive."""
         if not self.is_configured:
             return None
         loop = asyncio.get_running_loop()

@@ -31,7 +31,7 @@ MAX_ENTRIES = 512
 OTHERS, STRANGERS = "others", "strangers"
 # Addresses never take all entries, so a node is counted by its name.
 _MAX_ADDRESSES = 128
-# Sources of one kind that have an incident of their own in an hour.
+# Sources of one kind that get a separate incident in an hour.
 _MAX_NAMED = 16
 _MAX_SAMPLES, _MAX_DISTINCT = 3, 1024
 _AMEND_AFTER_MS = 60_000
@@ -115,7 +115,7 @@ class AbuseLog:
         self.wake_writer: Callable[[], None] = _wait_for_group
 
     def report_abuse(self, source: str, kind: AbuseKind, detail: str) -> bool:
-        """Count a report; return whether it is the first in an hour of what its incident names.
+        """Count a report; return whether it is the first of its incident's subject in this hour.
 
         `source` is a node id, `agent:ID` for an external agent, or `address:IP` for a stranger.
         `detail` is a sentence that may quote the source; it is cleaned and cut here.

@@ -1,8 +1,8 @@
 """Aliases: other names for agents, which senders at this gateway may use.
 
 An alias is a name for receivers, and never an identity: it is replaced by the agent it stands for
-before anything else is done, so nobody registers, sends or takes mail under it. An agent that comes
-by the name of an alias goes first.
+before anything else is done, so no agent can register, send or take mail under it. An agent that
+comes by the name of an alias goes first.
 """
 
 from gatepost.delivery.agents import Agents

@@ -326,7 +326,7 @@ def _decide_refused(parts: DeliveryParts, tx: Tx, found: OpenDelivery, reason: s
         return (GiveUpDelivery(found, "owner_lost_it", f"{source}: {reason}"),)
     if found.reason == EXPIRING or reason == "expired":
         return (GiveUpDelivery(found, "expired", "it came too late", f"refused: {reason}"),)
-    # What a gateway sent is for this node alone, and is sent again by what sent it.
+    # A gateway's own messages are for this node alone; the service that sent them sends them again.
     is_own = found.from_agent == GATEWAY
     if reason == "resend" and not is_own and found.attempt < parts.policy.max_attempts:
         again = RerouteDelivery(found, Route(source, "retry", bool(found.offer)))
@@ -343,7 +343,7 @@ def give_up_delivery(parts: DeliveryParts, tx: Tx, decision: GiveUpDelivery) -> 
     delivery, reason, detail, verdict = decision
     if not is_unchanged(tx, delivery):
         return NOTHING
-    # What a gateway sent is sent again by what sent it, so nobody replays it.
+    # A gateway's own messages are sent again by the service that sent them, never replayed.
     is_own = delivery.from_agent == GATEWAY
     if not is_own:
         _keep_undelivered(parts, tx, delivery, reason, verdict)

@@ -1,7 +1,7 @@
 """Decisions: what one part of the core wants another part to do.
 
 A module of delivery changes its own tables and appends its own events, in the transaction it is
-given. What has to happen at another module it returns as decisions, and the coordinator applies
+given. Changes that belong to another module are returned as decisions, and the coordinator applies
 them. A decision is plain data, so a test can compare it.
 """
 
@@ -70,7 +70,7 @@ class GiveUpDelivery(NamedTuple):
 
 
 class PairMoved(NamedTuple):
-    """A number of a pair got another route: somebody may have to be told how far it is closed."""
+    """A number of a pair got another route: tell the pair's next node what is closed, if needed."""
 
     pair: SenderPair
 
@@ -88,13 +88,13 @@ class ReaderRestored(NamedTuple):
 
 
 class JournalLost(NamedTuple):
-    """The journal of `node` is another one than it was: the tasks that it executed are lost."""
+    """`node` has a new journal: the tasks that it executed are lost."""
 
     node: str
 
 
 class NodeRevoked(NamedTuple):
-    """`node` was revoked from the room: nothing that it requested here is of use any more."""
+    """`node` was revoked from the room: its requests to this gateway are void."""
 
     node: str
 
@@ -169,7 +169,7 @@ class TurnEnded(NamedTuple):
 class ForwardMail(NamedTuple):
     """Mail left its mailbox and goes on to where its agent lives now, as `event`.
 
-    `info` is None for mail that was merely enqueued here: nobody is told what becomes of it.
+    `info` is None for mail that was merely enqueued here: its end is not reported.
     """
 
     event: OutgoingEvent

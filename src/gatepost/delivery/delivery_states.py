@@ -65,7 +65,8 @@ TRANSITIONS: dict[tuple[DeliveryState, DeliveryInput], DeliveryState] = {
     (_S.ACCEPTED, _I.DOUBT): _S.INCIDENT,
     (_S.INCIDENT, _I.DOUBT): _S.INCIDENT,
     (_S.DEAD_LETTER, _I.AMEND): _S.PROCESSED,
-    # An owner that forwarded the mail, and gave that up, passes on an amendment of its own.
+    # An owner that forwarded the mail and gave it up may learn of its end later and amend its
+    # answer.
     (_S.PROCESSED, _I.AMEND): _S.PROCESSED,
     (_S.DEAD_LETTER, _I.AMEND_REPLY): _S.REPLIED,
     (_S.PROCESSED, _I.AMEND_REPLY): _S.REPLIED,

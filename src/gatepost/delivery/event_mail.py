@@ -1,7 +1,7 @@
 """The mail of an event: what a mailbox keeps of it, and the new event that mail can become.
 
-The envelope and the description that mail carries share the names of their fields. What both have
-is copied by name, so a new field of a message needs no line here.
+The envelope and the description that mail carries share the names of their fields. Fields that both
+have are copied by name, so a new field of a message needs no line here.
 """
 
 from operator import attrgetter
@@ -15,7 +15,7 @@ from gatepost.mailbox.policy import MAX_DELAY_MS
 from gatepost.wire.operations import EventInfo
 
 _SHARED = [name for name in EventInfo.__struct_fields__ if name in Envelope.__struct_fields__]
-# What is about the way an event came: the new event has a way of its own.
+# These fields describe the route of an event; the new event takes its own route.
 _OF_ITS_WAY = {"event_id", "origin_event_id", "not_before", "payload_ref", "priority"}
 _KEPT_AGAIN = [name for name in _SHARED if name not in _OF_ITS_WAY]
 _DESCRIBED = [name for name in _SHARED if name not in ("origin_event_id", "payload_ref")]

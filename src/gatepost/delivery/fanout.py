@@ -1,4 +1,4 @@
-"""One message for several agents: a copy for each, with an event id and a delivery of its own.
+"""One message for several agents: a copy for each, each with its own event id and delivery.
 
 The copies' ids follow from the id of the whole, so that a call that is repeated finds them again.
 """
@@ -44,7 +44,7 @@ def find_targets(tx: Tx, new: NewSend, directory: RoutingDirectory, agents: Agen
 def make_copies(
     new: NewSend, whole: str, fingerprint: bytes, to: list[str]
 ) -> Iterator[tuple[NewSend, bytes]]:
-    """Each copy as a message of its own, with its fingerprint."""
+    """Each copy as a separate message, with its fingerprint."""
     corr_id = whole if isinstance(new.corr_id, UnsetType) else new.corr_id
     for agent in to:
         key = new.idempotency_key

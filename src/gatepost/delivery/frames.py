@@ -125,8 +125,8 @@ class CommitGroup(LinkFrame, frozen=True, tag="group"):
 class EventsFrame(LinkFrame, frozen=True, tag="events"):
     """All events for the reader of one incarnation of one outbox, up to and with `upto`.
 
-    On the stream to a relay, `everyone` lists the events for everybody. An envelope does not tell
-    them from events that are for nobody but their own gateway. On the stream of the source itself,
+    On the stream to a relay, `everyone` lists the events for all subscribers. Their envelopes look
+    like those of events that stay with their own gateway. On the stream of the source itself,
     `confirmed` lists events of the reader's offers whose `confirm` comes behind `upto`: a reader
     that catches up need not wait for those signals. They cost no credit, and an older gateway does
     not read them.
@@ -155,7 +155,7 @@ class TakenFrame(LinkFrame, frozen=True, tag="taken"):
 
 
 class SkipFrame(LinkFrame, frozen=True, tag="skip"):
-    """The emitter has nothing up to `upto` for the reader any more; `why` says the reason."""
+    """The emitter no longer has the reader's events through `upto`; `why` is the reason."""
 
     source: FrameName
     incarnation: FrameName

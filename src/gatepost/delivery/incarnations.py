@@ -4,7 +4,7 @@ A journal that comes back from a backup has forgotten what it did since. Other g
 So a restored journal begins a new *incarnation*, and these rules keep anything from being done
 twice:
 
-1. A new incarnation goes on after the last event of its backup, with a chain of its own. Events
+1. A new incarnation continues after the last event of its backup, with a new chain. Events
    that the earlier incarnation wrote after that backup are off the line: a position behind the
    fork counts as the fork itself (`position_after`).
 2. Readers keep a cursor for each incarnation, so they notice a rewound outbox, and read on from

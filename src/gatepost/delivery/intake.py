@@ -85,7 +85,7 @@ class Intake:
         elif envelope.to_agent_id is None:
             self.acceptor.refuse_unrecorded(tx, envelope, NO_AGENT)
         elif self._is_for_unknown_agent(tx, envelope):
-            # Before anything is kept of it: there is no end of unknown agents.
+            # Check this before anything is stored: a peer can name any number of unknown agents.
             self.acceptor.refuse_unrecorded(tx, envelope, NO_AGENT)
         elif envelope.pair_seq:
             self._take_in_order(tx, envelope, body)
@@ -122,7 +122,7 @@ class Intake:
             held_events.renew_offer(tx, self.source, envelope)
             self._answer_held(tx, envelope.event_id)
         elif state is InboxState.OFFERED and not envelope.offer:
-            # It is no offer any more: its sender has decided.
+            # Its sender has decided, so it is not an offer any longer.
             id = parse_event_id(envelope.event_id)
             confirm_offer(self, tx, id)
             state = self.state_of(tx, id)
@@ -188,7 +188,7 @@ class Intake:
         if self._admit_event(tx, envelope, body):
             held_events.hold_event(tx, self.parts.holds, key, pair, envelope, body, why)
             if why == FULL:
-                # That may take long; the sender must not think that nobody is here.
+                # That may take long; the sender must not take the silence for an absent owner.
                 self._report_hold(tx, envelope.event_id, why)
 
     def _admit_event(self, tx: Tx, envelope: Envelope, body: bytes) -> bool:

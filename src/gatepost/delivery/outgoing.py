@@ -21,7 +21,7 @@ class TurnReply(NamedTuple):
 class SenderPair(NamedTuple):
     """A pair as its sender numbers it: one sequence of numbers for each origin.
 
-    `origin_node` is the node for which this gateway forwards mail; empty for mail of its own.
+    `origin_node` is the node for which this gateway forwards mail; empty for its own mail.
     """
 
     from_agent: str

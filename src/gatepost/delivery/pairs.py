@@ -1,9 +1,9 @@
 """The theory of pairs and their numbers, and the table in which a sender keeps them.
 
 A *pair* is a sender agent and a receiver agent. A gateway numbers the events that it emits for a
-pair 1, 2, 3, ... and the node that the pair goes to accepts them in that order. Mail that a
-gateway forwards has a sequence of its own for each origin, so that two gateways which forward
-mail of each other never wait for each other. The rules that make a pair first in, first out:
+pair 1, 2, 3, ... and the node that the pair goes to accepts them in that order. Mail that a gateway
+forwards has a separate sequence for each origin, so that two gateways which forward mail of each
+other never wait for each other. The rules that make a pair first in, first out:
 
 1. Every ordered event has a number, and a number is assigned once. A message that comes back to a
    gateway keeps the number that it has there (`find_numbered`), or it would wait behind itself.
@@ -24,12 +24,11 @@ mail of each other never wait for each other. The rules that make a pair first i
 7. A *parked* number is at no node. Every node with later numbers waits for it.
 8. An unordered event has the number 0. It waits for nothing, and nothing waits for it.
 
-A pair whose open numbers are not all at the node where its next number goes is *moving*. For such
-a pair, `moving` is the number through which the node with the lowest open numbers was told to go,
-plus one; all open numbers below it are at that node. A change of any route sets it back to
-"nobody was told". So a search for numbers open elsewhere begins at `moving`, and no number is
-looked at again for each other one. A pair stops moving only when a node was told, since memory
-may be lost.
+A pair whose open numbers are not all at the node where its next number goes is *moving*. For such a
+pair, `moving` is the number through which the node with the lowest open numbers was told to go,
+plus one; all open numbers below it are at that node. Any change of the route resets it to "not
+told". So a search for numbers open elsewhere begins at `moving`, and no number is looked at again
+for each other one. A pair stops moving only when a node was told, since memory may be lost.
 
 | column | meaning |
 |---|---|

@@ -1,4 +1,4 @@
-"""Held and offered events: accept those that nothing holds any more, and let go of others."""
+"""Held and offered events: accept those whose reason to wait is gone, and drop the others."""
 
 from collections.abc import Iterable
 from functools import partial

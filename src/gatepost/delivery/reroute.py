@@ -119,7 +119,7 @@ class OpenFilter(Struct, forbid_unknown_fields=True):
 def reroute_delivery(parts: DeliveryParts, tx: Tx, decision: RerouteDelivery) -> Decisions:
     """Withdraw a delivery from its node, and send it whole to the node of its new route.
 
-    Whoever decided it lets `PairMoved` follow, once for all deliveries of the pair that move.
+    The caller appends one `PairMoved` for all deliveries of the pair that move.
     """
     delivery, route = decision
     if not is_unchanged(tx, delivery):
@@ -244,7 +244,7 @@ def _move_pair(parts: DeliveryParts, tx: Tx, pair: SenderPair, node: str) -> Dec
         return NOTHING
     waiting = _unaccepted_of_pair(parts, tx, pair, node)
     ordered = [delivery for delivery in waiting if delivery.pair_seq]
-    # A delivery that is no offer may be accepted there at any moment.
+    # Unless it is an offer, a delivery may be accepted there at any moment.
     is_kept = not all(delivery.offer for delivery in ordered)
     if is_kept or tx.fetch_one(_SELECT_ACCEPTED_OF_PAIR, (*pair, node)):
         ordered = []
@@ -296,7 +296,7 @@ def end_deliveries_to_revoked(parts: DeliveryParts, tx: Tx) -> Decisions:
 def give_up_open(
     parts: DeliveryParts, tx: Tx, wanted: OpenFilter, limit: int, actor: str
 ) -> list[GiveUpDelivery]:
-    """An operator knows that nobody will ever end these deliveries."""
+    """Give up deliveries that, as an operator knows, no gateway will ever end."""
     where, values = wanted.where_clause()
     query = f"SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL{where}"
     query += " AND node <> ? ORDER BY event_id LIMIT ?"

@@ -46,12 +46,12 @@ class RouteFinder:
         return decide_route(self.directory, self._node.id, agent, hosted=hosted, refused=refused)
 
     def public_key(self, node: str) -> bytes:
-        """The key that encrypts for a node and identifies it; NoRoute if it is no member."""
+        """The key that encrypts for a node and identifies it; NoRoute if it is not a member."""
         if node == self._node.id:
             return self._node.key.public
         found = self.directory.gateways.get(node)
         if found is None:
-            raise NoRoute(f"{node} is not in this room any more")
+            raise NoRoute(f"{node} is no longer in this room")
         return found.key
 
     def sender_key(self, node: str) -> bytes:
@@ -82,6 +82,6 @@ class RouteFinder:
         return self.directory.is_online(node)
 
     def remote_owner(self, agent: str) -> str | None:
-        """The node that owns an agent, if that is another one than this."""
+        """The node that owns an agent; None if that is this node."""
         home = self.directory.agents.get(agent)
         return None if home is None or home.owner == self._node.id else home.owner

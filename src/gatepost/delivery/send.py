@@ -133,7 +133,7 @@ def emit_undeliverable(
 
 
 def accept_deadline(parts: DeliveryParts, tx: Tx, node: str, expires: int) -> int:
-    """When to retry a delivery nobody has accepted; no attempt is spent on a node that is away."""
+    """When to retry a delivery without a receipt. A node that is away costs no attempt."""
     if not parts.routes.is_online(node):
         return expires
     return min(tx.now + parts.policy.accept_timeout, expires)

@@ -70,7 +70,7 @@ def expire_event(intake: Intake, tx: Tx, event_id: bytes) -> None:
 
 
 def _let_lapse(intake: Intake, tx: Tx, event_id: bytes) -> None:
-    """The sender was restored and forgot the event, so nobody will decide about it any more."""
+    """The restored sender forgot the event, so it will never confirm or withdraw it."""
     row = intake.withdraw_event(tx, event_id, InboxInput.LAPSE)
     if row is not None and row.pair_seq:
         intake.release_held(tx, row.pair_key(intake.source))

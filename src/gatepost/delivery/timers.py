@@ -158,7 +158,7 @@ def _report_breach(parts: DeliveryParts, tx: Tx, found: OpenDelivery) -> Decisio
     due = tx.now + parts.policy.sla
     if found.node != parts.node.id:
         due = min(due, _last_deadline(parts, found))
-    # What a gateway asks of agents itself, such as to install a skill, nobody waits for.
+    # No caller waits for the gateway's own requests to agents, such as to install a skill.
     if found.from_agent != GATEWAY and _begins_breach(parts, tx, found):
         detail = f"{found.node} accepted {found.id} and has not processed it in time"
         subject = f"{found.from_agent}/{found.to_agent}@{tx.now}"

@@ -50,7 +50,7 @@ class TransferRefusal(NamedTuple):
         consent = f"let the operator of {self.node} run `gatepost agent give {agent} {asker}`"
         if self.reason == SERVED:
             return f"{self.node} serves it and keeps it: stop it there and claim it, or {consent}"
-        return f"{self.node} keeps it and gives it to nobody unasked: {consent}"
+        return f"{self.node} keeps it until it agrees to a transfer: {consent}"
 
 
 class Transfers:
@@ -133,5 +133,5 @@ class Transfers:
         tx.execute(query, (request.agent, request.node))
 
     def _send_signal(self, tx: Tx, node: str, signal: Signal) -> None:
-        """Only ever to another node, so there is no decision to pass on."""
+        """It always goes to another node, so it causes no decision here."""
         self._writer.append_signal(tx, node, None, signal)

@@ -1,4 +1,4 @@
-"""Reserved names: those that speak for a gateway, its hub or its operator, and are no agents.
+"""Reserved names: those that speak for a gateway, its hub or its operator and never for an agent.
 
 Every boundary asks the functions here: the registration of an agent, an invite, an agent file, the
 sender of an operation, a claim in the room, a route, and an event of another gateway. Case does not

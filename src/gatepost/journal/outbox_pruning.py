@@ -1,4 +1,4 @@
-"""Deletes events from the outbox that nobody needs any longer."""
+"""Deletes events from the outbox that no reader needs any longer."""
 
 from collections.abc import Callable
 

@@ -12,7 +12,7 @@ FileDone = Callable[[GatepostError | None], None]
 
 
 class BlobFileAccess(Protocol):
-    """The blob store, in threads of its own. Each `done` is called where links run."""
+    """The blob store, in other threads. Each `done` is called in the thread of the links."""
 
     def read_range(
         self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]

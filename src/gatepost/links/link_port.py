@@ -64,4 +64,4 @@ class LinkPart(Protocol):
 
 
 def ignore_result(value: object) -> None:
-    """For operations whose result nobody needs."""
+    """For operations whose result is not needed."""

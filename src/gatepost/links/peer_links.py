@@ -44,7 +44,7 @@ _FRAME_COST = 256
 class PeerLinkSettings(Struct, frozen=True):
     """Times in milliseconds.
 
-    `max_untaken_bytes` limits the frames of a peer that wait for the journal. A peer that keeps to
+    `max_untaken_bytes` limits the frames of a peer that wait for the journal. A peer that respects
     its credit stays below it.
     """
 

@@ -34,7 +34,7 @@ Invariants:
    that of a reader.
 6. A replica reaches back to the reader that is furthest behind, within a limit of bytes. A reader
    from further back makes the relay follow again from there; the other readers wait meanwhile, so a
-   reader that does not advance waits longer each time. What is too old comes from the source.
+   reader that does not advance waits longer each time. Older events come from the source.
 7. A forgery ends the link with the relay, because only the relay can be at fault. Signed events
    that do not fit together may be the fault of the source: the relay is then not asked for that
    source for a while, and the link stays.

@@ -1,8 +1,8 @@
 """A relay: it keeps outboxes for readers that cannot reach their nodes, and serves them with proof.
 
 A relay follows a source over its own link with that source, so it never relays a relayed outbox. It
-checks every commit group before it keeps it. A reader checks each group again, so nobody has to
-trust a relay. Groups that were stored a moment ago go to readers from memory.
+checks every commit group before it keeps it. A reader checks each group again, so it need not trust
+a relay. Groups that were stored a moment ago go to readers from memory.
 
 proof.py has the rules of relays and proofs.
 """
@@ -268,7 +268,7 @@ class RelayHostPart:
         self._host.add_part(self)
 
     def publish_group(self, group: OutboxGroup) -> None:
-        """Our own outbox is no replica."""
+        """Never replicate our own outbox."""
 
     def close(self) -> None:
         self._follower, self._feed, self._unanswered = None, None, 0
@@ -338,7 +338,7 @@ class RelayHostPart:
 
     def _handle_incarnations(self, frame: IncarnationsFrame) -> None:
         if self._unanswered == 0:
-            raise LinkError(f"{self.peer} answers what nobody asked")
+            raise LinkError(f"{self.peer} answers a question that was not asked")
         self._unanswered -= 1
         if self._unanswered == 0 and self._restarts:
             self.start_following()

@@ -103,7 +103,7 @@ class RelayReader:
         self._retry = retry or RelayRetry()
         self._parts: list[RelayReaderPart] = []
         self._blamed: dict[tuple[str, str], RelayBlame] = {}
-        # Since when each outbox is missed; 0 while there is no relay to ask.
+        # Outbox → since when it is missing; 0 while no relay can be asked.
         self._missed: dict[str, int] = {}
 
     def make_part(self, port: LinkPort, peer: str, *, relays: bool) -> "RelayReaderPart":
@@ -240,7 +240,7 @@ class RelayReaderPart:
         self._restarting.discard(frame.source)
 
     def _take_events(self, frame: EventsFrame) -> None:
-        """Proven events are taken even if this relay is not asked for them any more."""
+        """Proven events are taken even from a relay that is no longer asked for them."""
         if self.ignores_source(frame.source):
             self._return_credit(frame)
             return
@@ -335,7 +335,7 @@ class RelayReaderPart:
             self._restart_source(frame.source)
 
     def _leave_source(self, frame: EventsFrame) -> None:
-        """Do not ask this relay for an outbox for a while, and go on with the others.
+        """Stop asking this relay for an outbox for a while, and ask the others.
 
         The events are signed, and yet cannot be taken: the relay left some out, or their source
         signed nonsense. Nobody can tell which, so the source must not cost the relay its link.

@@ -1,8 +1,8 @@
 """How gateways ask each other for the steps of an event: over their link, or through a relay.
 
 A request through a relay is signed by the asker and its answer by the target, so that a relay can
-neither ask for others nor make up an answer. The relay checks both before it passes them on: nobody
-can make two others end their link.
+neither ask for others nor make up an answer. The relay checks both before it passes them on, so
+that no node can make two others end their link.
 """
 
 from collections.abc import Callable, Sequence
@@ -236,7 +236,7 @@ class TracePart:
         self._requests.pop(number, None)
 
     def handle_hello(self, hello: HelloFrame) -> None:
-        """Requests start when somebody asks."""
+        """Requests start when a user asks for a trace."""
         self._forwarder.add_part(self)
 
     def receive_frame(self, frame: AnyFrame) -> bool:

@@ -22,7 +22,7 @@ async def while_connected(request: AnyRequest, work: Awaitable[T]) -> T:
 
 
 async def _cancel_and_wait(task: "asyncio.Future[T]") -> T:
-    """Return the result if the work ended all the same; else raise, which nobody hears."""
+    """Return the result if the work ended in time; else raise an error that is not reported."""
     task.cancel()
     await asyncio.wait((task,))
     if task.cancelled():

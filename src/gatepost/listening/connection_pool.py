@@ -1,8 +1,8 @@
 """The connections of a listener: how many a stranger may hold, and which one gives way.
 
 A connection is *anonymous* until a token that came over it was found valid. Then it belongs to a
-*holder*: the operator, a session or a node. Both sorts have a pool of their own, so strangers never
-take the place of somebody who is known.
+*holder*: the operator, a session or a node. Each sort has a separate pool, so strangers never take
+the place of an authenticated peer.
 
 The anonymous pool never refuses: when it is full, the oldest connection of the address with too
 many is closed. So a newcomer always has the time to show its token, however many sockets idle.

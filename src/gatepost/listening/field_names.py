@@ -2,8 +2,8 @@
 
 Our own client writes the names of the structs, and its objects are decoded as they are. Only an
 object that cannot be decoded so is read again here, and its names are replaced by those of the
-structs. So the other spelling costs the clients that use it, and nobody else.
-A struct may have `other_names` for its fields, such as those of a document.
+structs. So only clients that use the other spelling pay for it. A struct may have `other_names` for
+its fields, such as those of a document.
 """
 
 from functools import cache

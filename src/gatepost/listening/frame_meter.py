@@ -33,7 +33,7 @@ class FrameMeter:
 def read_frame_size(data: bytes | bytearray, start: int) -> int | None:
     """Return the size of the frame that starts there, head included; None if it is not known yet.
 
-    Whatever the bytes mean, the result is at least 2.
+    The result is at least 2 for any bytes.
     """
     if start + 2 > len(data):
         return None

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 _HANDSHAKE_SECS = 10.0
 _SHUTDOWN_SECS = 5.0
-# So many connections are accepted before the event loop goes on with other work. The requests of a
-# crowd that comes at the same moment then come one after the other, with other work in between.
+# The most connections accepted before the event loop does other work. The requests of a crowd that
+# comes at the same moment then come one after the other, with other work in between.
 _ACCEPTS_AT_ONCE = 4
 # The pause after the system refused to accept, for example because no more files may be open.
 _RETRY_SECS = 0.5

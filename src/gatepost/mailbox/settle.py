@@ -159,7 +159,7 @@ def ack_mail(tx: Tx, mailbox: int, refs: list[LeaseRef], marks: ReplyMarks) -> S
 def _ack_unordered(
     tx: Tx, mailbox: int, refs: list[LeaseRef], marks: ReplyMarks, result: Settlement
 ) -> None:
-    """Ack unordered messages, each of which has a lease of its own."""
+    """Ack unordered messages, each of which has a separate lease."""
     runs = leases.find_lease_runs(refs)
     rows = tx.fetch_many(
         _END_UNORDERED, [(first, last, offset, mailbox) for offset, first, last in runs]

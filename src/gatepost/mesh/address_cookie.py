@@ -1,4 +1,4 @@
-"""Cookies that prove an address: only somebody who receives at an address can return its cookie.
+"""Cookies that prove an address: only a node that receives at an address can return its cookie.
 
 A node may write any source address on a datagram. Until the cookie of an address came back, nothing
 is sent there but answers that are no longer than their question.

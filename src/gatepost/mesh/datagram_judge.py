@@ -1,14 +1,14 @@
 """Judges datagrams: each one is a message of a member, or is refused for one reason.
 
 The order of the checks is that of the protocol (sender, timestamp, payload). The costly check, the
-signature, stands behind rate limits. A sender that returned the cookie of its address has a limit
-of its own, which nobody else can use up. An announcement with the HMAC of the cluster token has a
-limit for its sender: a stranger cannot make one, so a flood keeps nobody from becoming known. All
-other datagrams share a small limit, per address and together, so forged ones do not cost much.
+signature, stands behind rate limits. A sender that returned the cookie of its address has a
+separate limit, which no other sender can use up. An announcement with the HMAC of the cluster token
+has a limit for its sender: a stranger cannot make one, so a flood keeps no member from becoming
+known. All other datagrams share a small limit, per address and together, so forged ones do not cost
+much.
 
 A datagram at the wrong time is refused. If it is authentic, it still tells how far the clock of its
-sender is off. Such ones have limits of their own: old datagrams that a stranger repeats silence
-nobody.
+sender is off. Such messages have separate limits: replaying old datagrams silences no member.
 """
 
 from hmac import compare_digest
@@ -51,7 +51,7 @@ _UNPROVEN_RATE, _UNPROVEN_BURST = 200.0, 400
 
 
 class SkewedMessage(Struct, frozen=True):
-    """An authentic message of a node whose clock is so many seconds ahead, or behind: refused."""
+    """Refused: an authentic message of a node whose clock is this many seconds ahead or behind."""
 
     message: MeshMessage
     offset_secs: int

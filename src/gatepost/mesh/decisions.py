@@ -53,7 +53,7 @@ class BackendReported(Struct, frozen=True):
 
 
 class HintRefused(Struct, frozen=True):
-    """Gossip named an address of a member at which this node calls nobody."""
+    """Gossip named an address of a member that this node does not dial."""
 
     node: str
     address: str

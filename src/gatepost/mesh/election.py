@@ -18,7 +18,7 @@ from gatepost.wire.mesh_views import MAX_COUNTER, Term
 # (priority, node id): the lower one is better.
 Rank = tuple[int, str]
 
-# A report that is further ahead than this is a lie: nobody claims so often.
+# A report further ahead than this is a lie: no honest node claims that often.
 MAX_TERM_JUMP = 1_000_000
 
 
@@ -67,7 +67,7 @@ class Election:
     def reported(self) -> Term | None:
         """The term to tell others: the honoured one, unless a higher counter is known.
 
-        A publisher that hears of its own counter in the hands of another claims a higher one.
+        A publisher that hears another node claim its counter claims a higher one.
         """
         if self.highest is None or self.honoured is None:
             return self.highest
@@ -140,7 +140,7 @@ class Election:
             self._take_office(ElectionInput.ELECTED)
 
     def skip_time(self, gap: int, now: int) -> None:
-        """This process stood still for so long: its silence is no evidence against others."""
+        """This process was suspended for this long, so the silence of others proves nothing."""
         self.heard_at += gap
         if self.is_publisher and gap >= self._timers.takeover_ms:
             self.heard_at = now
@@ -153,7 +153,7 @@ class Election:
     # -- moves
 
     def _is_grace_over(self, silence: int) -> bool:
-        # A node whose own lease ended with its process knows that nobody else holds that one.
+        # A node whose own lease ended with its process knows that no other node holds it.
         held_by_me = self.honoured is not None and self.honoured.node == self.me
         return held_by_me or silence >= self._timers.takeover_ms
 

@@ -42,7 +42,7 @@ from gatepost.mesh.refusals import Refusal
 from gatepost.wire.mesh_views import Term
 
 _WORST_PRIORITY = 2**32 - 1
-# Better than any priority: a publisher of this rank yields to nobody.
+# Better than any priority: a publisher of this rank never yields.
 _INSISTING = -1
 _REPEATS = 3
 MAX_BACKENDS = 16
@@ -116,14 +116,15 @@ class MeshEngine:
     def handle_message(
         self, message: MeshMessage, source: str, size: int, now: int
     ) -> list[MeshDecision]:
-        """Take an authentic message of a member, which came from `source` with so many bytes."""
+        """Take an authentic message of a member, which came from `source` with `size` bytes."""
         peer = self.peers.hear_peer(message.sender, size, now)
         if peer is None:
             return [DatagramRefused(Refusal.NOT_ALLOWED, message.sender)]
         if message.skew:
             _note_clock(peer, message, -message.skew, now, is_measured=False)
         elif not isinstance(message.payload, PeerAnnounce):
-            # An announcement may be for whoever is at this address, and says nothing about clocks.
+            # An announcement may be addressed to any node at this address, and says nothing about
+            # clocks.
             peer.clock = None
         decisions = self._prove_address(peer, message, source)
         decisions += self._handle_payload(peer, message.payload, now)
@@ -395,7 +396,7 @@ class MeshEngine:
         if not self._may_lead(peer.id):
             return [DatagramRefused(Refusal.NOT_ALLOWED, peer.id)]
         if not self.election.hear_release(peer.id, term):
-            # A publisher that nobody here honours, for instance one of a healed partition.
+            # A publisher without followers here, for instance one of a healed partition.
             return []
         if has_left:
             self.peers.mark_left(peer.id)
@@ -470,7 +471,7 @@ class MeshEngine:
         )
 
     def _send_announcements(self) -> list[MeshDecision]:
-        """Try hints again, and addresses of the operator at which nobody is alive yet."""
+        """Try hints again, and addresses from the operator at which no node has answered yet."""
         decisions: list[MeshDecision] = []
         for peer in list(self.peers):
             if peer.tries_left and not peer.is_alive:

@@ -29,7 +29,7 @@ class HeardAddresses:
         self._latest: dict[tuple[str, bytes], HeardAddress] = {}
 
     def note_points(self, node: str, key: bytes, points: IntroPoints, now: int) -> None:
-        """Remember the first usable point; points that nobody could dial say nothing."""
+        """Remember the first usable point; points that cannot be dialled are ignored."""
         endpoints = [url for each in points.intro_points if (url := decode_point(each))]
         if points.intro_points and not endpoints:
             return
@@ -51,7 +51,7 @@ def encode_point(endpoint: str) -> IntroPoint:
 
 
 def decode_point(point: IntroPoint) -> str | None:
-    """The address in an intro point; None if it is no address that a gateway could have."""
+    """The address in an intro point; None if a gateway cannot have that address."""
     try:
         return msgspec.convert(b64decode(point.data, validate=True).decode(), WebSocketUrl)
     except (binascii.Error, ValueError):

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class MeshTime(Struct, frozen=True):
-    """`steady_ms` never jumps, so a corrected clock makes nobody suspect; `unix_secs` may."""
+    """`steady_ms` never jumps, so a corrected clock makes no node suspect; `unix_secs` may jump."""
 
     steady_ms: int
     unix_secs: int

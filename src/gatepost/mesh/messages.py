@@ -123,7 +123,7 @@ class DatagramEnvelope(Struct, frozen=True, omit_defaults=True):
     Names are compared with those of members, so they need no form here. `to` names the receiver.
     `cookie` is to be returned as `echo` in messages to this sender. `seq` makes two equal messages
     of one second different datagrams. `skew` tells the receiver that its datagrams are refused: its
-    clock is so many seconds ahead of the sender's.
+    clock is this many seconds ahead of the sender's.
     """
 
     node_id: str
@@ -172,7 +172,7 @@ def encode_message(message: MeshMessage, timestamp: int, seq: int = 0) -> bytes:
 
 
 def decode_envelope(text: bytes) -> DatagramEnvelope | None:
-    """None if this is no message at all."""
+    """None if this is not a message."""
     try:
         return _decode_envelope(text)
     except (msgspec.DecodeError, ValidationError, UnicodeDecodeError, RecursionError):

@@ -3,7 +3,7 @@
 A peer is a member of the room that gossip, the operator or a datagram named. Its address counts
 once the peer has returned the address's cookie. Each peer has a credit: the bytes that it has sent.
 Answers to an unproven address, and announcements to nodes that the peer hinted at, are paid from
-it. So nobody makes this node send more than it received.
+it. So no sender can make this node send more than it received.
 """
 
 from collections.abc import Iterable, Iterator
@@ -116,7 +116,7 @@ class PeerTable:
         return peer
 
     def hear_skewed(self, node: str, size: int, now: int) -> MeshPeer | None:
-        """A member sent a datagram at the wrong time: it is no sign of life, and pays answers."""
+        """A member sent the wrong time: its datagram pays for answers, but is no sign of life."""
         peer = self._peers.get(node) or self._add_peer(node, now)
         if peer is not None:
             peer.earn_credit(size)
@@ -125,7 +125,7 @@ class PeerTable:
         return peer
 
     def hint_peer(self, node: str, address: str, by: str | None, now: int) -> MeshPeer | None:
-        """Somebody names a node that is not alive here. `by` None: nobody pays for the tries.
+        """A hint names a node that is not alive here. If `by` is None, no peer pays for the tries.
 
         None if the hint tells nothing new.
         """
@@ -168,7 +168,7 @@ class PeerTable:
             peer.heard_at += gap
 
     def keep_members(self, members: MeshMembers) -> None:
-        """Drop everybody who is no member any more."""
+        """Drop the nodes that are no longer members."""
         for node in [node for node in self._peers if node not in members]:
             del self._peers[node]
             self._changes.pop(node, None)

@@ -1,6 +1,6 @@
 """Addresses in the tunnel, allotted without a server: derived from the node key, and collisions.
 
-Every node derives a row of candidates from its key, and takes the first that nobody senior claims.
+Every node derives a row of candidates from its key, and takes the first that no senior node claims.
 Two nodes may claim the same address before they know of each other. Then the claim of the senior
 node counts everywhere, and the other one takes its next candidate. No node routes an address to a
 claimant whose claim does not count, so a node cannot take over the traffic of a senior one. A node

@@ -56,7 +56,7 @@ _SQL_SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A limit on bytes makes Spark measure the whole batch after every row.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-    # Otherwise listing more than 32 files starts a Spark job of its own.
+    # Otherwise listing more than 32 files starts another Spark job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }
 # Kernels have compressed their blocks already.

@@ -48,7 +48,7 @@ def find_versions(tables: str, batch: int | None = None) -> TableVersions:
         path = f"{tables.rstrip('/')}/{table.name}"
         if not table_exists(path):
             continue
-        # An audit is no part of a batch: the last one is shown.
+        # An audit does not belong to a batch: the last one is shown.
         version = None if table is schemas.VIOLATIONS else version_of_batch(path, APP_ID, wanted)
         if version is not None:
             versions[table.name] = version
@@ -80,7 +80,7 @@ def _create_events_view(
 
     events = read_events(spark, archive, tables=tables, batch=batch, columns=columns)
     if columns is not None:
-        # The names stay known; nobody asks for their values.
+        # The names stay known; their values are not read.
         absent = {field.name: F.lit(None).cast(field.dataType) for field in spark_schema()}
         events = events.select(
             *(name if name in columns else absent[name].alias(name) for name in absent)

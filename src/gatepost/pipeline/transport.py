@@ -146,7 +146,7 @@ class SparkTransport:
     def read_shares(
         self, shares: Sequence[Share], read: Callable[[Share], Iterable[PartBlock]]
     ) -> "DataFrame":
-        """The blocks of all shares; each share is a row, and a partition of its own."""
+        """The blocks of all shares; each share is a row in a separate partition."""
         plan = self.spark.createDataFrame(plan_shares(shares))
         if len(shares) > 1:
             plan = plan.repartitionById(len(shares), "share")

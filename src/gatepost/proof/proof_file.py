@@ -110,7 +110,8 @@ class SignedText(Struct, frozen=True):
 
 
 class ProofFile(Struct, frozen=True, kw_only=True, rename="camel"):
-    """`chains` name the keys of all nodes in the file. `missing` says what nobody could supply.
+    """`chains` name the keys of all nodes in the file. `missing` lists the parts that no node
+    supplied.
 
     `revocations` are the revocations of these nodes that the maker knew. `keys` are content keys of
     events whose payloads the proof shows.

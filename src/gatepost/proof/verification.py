@@ -1,6 +1,6 @@
 """Verifies the file of a proof: every signature, hash and rule; sans-I/O.
 
-What has to hold, or the whole file is rejected:
+The whole file is rejected unless all of this holds:
 
 1. The file has the one spelling of its content, within its bounds.
 2. Its genesis is the one that the verifier was given. The chains of admissions of all nodes in the

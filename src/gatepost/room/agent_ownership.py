@@ -7,7 +7,7 @@ one signed by a backbone node, or since epoch 1. A claim without a valid run of 
 count, however high its epoch.
 
 The first claim stands. No time in a claim says which one was first, because its writer can write
-any. So a replica keeps to the owner it knows (known_owners.py). The owner changes if
+any. So a replica trusts the owner it already knows (known_owners.py). The owner changes if
 
 - the owner signed a transfer,
 - a backbone node signed one and the owner is revoked or dead,
@@ -41,7 +41,7 @@ _MAX_FORMER = 16
 
 
 class KnownOwner(Struct, frozen=True):
-    """The owner of an agent that this replica keeps to, and the epoch of its claim.
+    """The owner of an agent that this replica trusts, and the epoch of its claim.
 
     `former` are the owners before it.
     """
@@ -103,7 +103,7 @@ def choose_owner(
 ) -> OwnedAgent | None:
     """Pick the winning claim. The caller passes claims of room members only.
 
-    None if nobody owns the agent, or if its known owner has not shown its claim yet.
+    None if the agent has no owner, or if its known owner has not shown its claim yet.
     """
     counting: list[_Claim] = []
     standbys: list[str] = []
@@ -231,8 +231,8 @@ def known_owner_of(claim: "_Claim | OwnedAgent") -> KnownOwner:
 def _owners_in_run(claim: _Claim) -> set[str]:
     """The owners that the transfers of a claim tell of.
 
-    A backbone node that overrode an owner counts too: it cannot be told from one that gave an agent
-    of its own away.
+    A backbone node that overrode an owner counts too: it cannot be told from one that gave its own
+    agent away.
     """
     names = {name for step in claim.record.transfers for name in (step.giver, step.taker)}
     return names | ({claim.gateway} if claim.gateway else set())

@@ -3,10 +3,10 @@
 An entry is a client id, a clock that only that client advances, and a state as JSON text. A client
 chooses its id itself, so two of them may have the same, by chance or on purpose. A gateway
 therefore passes entries on under an id that it derives from the client's id and the node that was
-authenticated for the connection: nobody can take the id of another node's client. Standard clients
-echo entries about other clients. They also report a client they have not heard from as
-gone, under that client's own clock. Both are harmless, so an entry that is not newer than the
-known one is ignored. A newer entry about a client of another connection is a forgery.
+authenticated for the connection: no node can take the id of another node's client. Standard clients
+echo entries about other clients. They also report a client they have not heard from as gone, under
+that client's own clock. Both are harmless, so an entry that is not newer than the known one is
+ignored. A newer entry about a client of another connection is a forgery.
 """
 
 import re

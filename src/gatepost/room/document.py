@@ -12,10 +12,10 @@ the package relies:
    (`check_item`). So an old record cannot replace a newer one, no record can replace another, and
    nobody can occupy the clocks of another writer's next version.
 4. **A version is signed once.** A gateway has its own record on disk before it sends it
-   (service/record_announcer.py), and begins with a leap of versions after a restore. Who signs one
-   version twice leaves two replicas different, although they hold the same versions. Replicas
-   therefore compare digests (slot_digest.py), keep the record with the greater text, and keep the
-   proof against the writer (evidence.py).
+   (service/record_announcer.py), and begins with a leap of versions after a restore. A writer that
+   signs one version twice leaves two replicas different, although they hold the same versions.
+   Replicas therefore compare digests (slot_digest.py), keep the record with the greater text, and
+   keep the proof against the writer (evidence.py).
 5. **Constant cost.** A slot costs the same however often it was written: older clocks are one range
    of deletes. A record that ended is replaced by a tombstone, whose slot stays until the next
    rotation (retention.py); quotas count slots, keys and bytes for each writer (writer_quota.py).

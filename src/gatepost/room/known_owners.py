@@ -1,4 +1,4 @@
-"""The owners of agents that this replica keeps to.
+"""The owners of agents that this replica trusts.
 
 They outlive the document, because a node that was away must not believe the first claim it hears.
 They are kept in the journal. An owner is forgotten once it has taken its claim back.

@@ -2,8 +2,8 @@
 
 A backbone node could admit a second key under the id of another node, and get its mail. No time or
 version in a record says which admission is older, because their issuer can write any. So a replica
-keeps to the key it knows. A record of a second key is not stored: it then does not spread, and a
-node that joins later does not see it. The replica tells who admitted the second key.
+trusts the key it already knows. A record of a second key is not stored: it then does not spread,
+and a node that joins later does not see it. The replica tells who admitted the second key.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from gatepost.room.membership import NodeIdentity
 from gatepost.room.signed_record import SignedRecord
 
 _CACHED_CHAINS = 20_000
-# A node that the genesis admitted, and all nodes whose chain begins with it, bring in so many.
+# The most keys that a node admitted by the genesis and all nodes behind it bring in.
 _MAX_NODES_PER_BRANCH = 8192
 
 

@@ -87,7 +87,7 @@ class RecordTables:
     def __init__(self, owners: KnownOwners) -> None:
         self.membership = RoomMembership({}, {}, {}, {})
         self.owners = owners
-        # (Name, writer) of claims to reserved names, until somebody asks for them.
+        # (Name, writer) of claims to reserved names, until a caller takes them.
         self.reserved_claims: set[tuple[str, str]] = set()
         # Agents with claims that do not count, or not yet: time may change that.
         self.contested: set[str] = set()

@@ -297,8 +297,8 @@ class ReviewRecord(RoomRecord, frozen=True, kw_only=True):
 class IncidentRecord(RoomRecord, frozen=True, kw_only=True):
     """`incidents.<digest of its id>@<nodeId>`: an incident that was posted to a gateway.
 
-    Its detail stays in the journal of that gateway. A subject that is no reference does too.
-    Of an open incident that is over, `settled_at` is when it ended. Gateways that know no ends read
+    Its detail stays in the journal of that gateway. So does a subject that is not a reference. Of
+    an open incident that is over, `settled_at` is when it ended. Gateways that know no ends read
     such a record; they would refuse one with another field.
     """
 
@@ -326,7 +326,7 @@ class MeshSecretRecord(RoomRecord, frozen=True, kw_only=True):
     """`secrets.<fingerprint>@<nodeId>`: the mesh secrets, encrypted for the node with this key.
 
     `revoked` lists the keys that were revoked last when this version was made. A node that does not
-    know these revocations yet passes the version on to nobody.
+    know these revocations yet does not pass the version on.
     """
 
     version: Counter

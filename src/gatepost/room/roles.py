@@ -94,7 +94,7 @@ def role_of(public_key: bytes, tier: Tier, genesis_key: bytes) -> Role:
 
 
 def role_of_tier(tier: Tier) -> Role:
-    """The role that the tier alone gives. `role_of` knows who coordinates besides."""
+    """The role that the tier alone gives. `role_of` also considers who coordinates."""
     return Role.BACKBONE if tier == "backbone" else Role.EDGE
 
 

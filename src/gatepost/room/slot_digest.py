@@ -3,7 +3,7 @@
 A sync compares versions only. A writer that signs one version twice could leave two replicas
 different for ever. So replicas also compare digests: first of 256 buckets of slots, then of the
 slots in the buckets that differ. Each side sends the records that differ, and both keep the same
-one. The digest is no sum of parts: a writer must not be able to choose records that cancel out.
+one. The digest is not a sum of parts, so that a writer cannot choose records that cancel out.
 """
 
 from collections import defaultdict

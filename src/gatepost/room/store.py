@@ -1,6 +1,6 @@
 """The room in the journal: its genesis and epoch, and the latest version of each record.
 
-A new version replaces the old row, so there is no log to compact.
+A new version replaces the old row, so no log needs to be compacted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

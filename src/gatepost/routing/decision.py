@@ -89,8 +89,8 @@ def find_rule(directory: RoutingDirectory, agent: str, owner: str | None) -> Rou
 def may_speak_for(directory: RoutingDirectory, node: str, agent: str) -> bool:
     """Whether events of `node` may name `agent` as theirs.
 
-    A former owner may: the agent may have sent them before it moved. An agent that nobody owns is
-    no other node's. The events of a revoked node that still count were sent as a member.
+    A former owner may: the agent may have sent them before it moved. An agent without an owner does
+    not belong to another node. The events of a revoked node that still count were sent as a member.
     """
     home = directory.agents.get(agent)
     if home is None or home.owner in (None, node) or node in home.former:

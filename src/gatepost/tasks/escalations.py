@@ -60,7 +60,7 @@ class Escalations:
         return overdue
 
     def escalate_silent_tasks(self, tx: Tx, limit: int = 1000) -> None:
-        """Tell somebody of tasks whose executor does not report as often as it has promised."""
+        """Escalate tasks whose executor reports less often than it promised."""
         for id, entry in self._parts.router.capabilities.items():
             if entry.progress_secs is not None:
                 silent_since = tx.now - _MISSED_REPORTS * entry.progress_secs * 1000
@@ -80,7 +80,7 @@ class Escalations:
             self._notify(tx, task, entry.escalation, PROGRESS_MISSED)
 
     def escalate_failure(self, tx: Tx, task: Task) -> None:
-        """A task that was requested here has ended: tell somebody, if it failed."""
+        """A task that was requested here has ended: escalate it if it failed."""
         policy = self._find_policy(task)
         if task.state is TaskState.FAILED and policy is not None:
             self._notify(tx, task, policy, failure_class_of(task.error_code or ""))

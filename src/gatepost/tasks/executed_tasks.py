@@ -139,8 +139,8 @@ class ExecutedTasks:
         """Complete a task, once: a repeat with the same result gives the same answer.
 
         A result that clients could not read, or that does not fit the contract of its capability,
-        fails the task instead; so does a repeat then. ContractUnchecked if there is no verdict
-        about this result. A result that is a blob is not read here.
+        fails the task instead; so does a repeat then. ContractUnchecked if this result has not been
+        checked. A result that is a blob is not read here.
         """
         if result.result is not None:
             try:
@@ -181,7 +181,7 @@ class ExecutedTasks:
         return self.fail_lost_task(tx, id, error) if again is None else again
 
     def fail_lost_task(self, tx: Tx, id: str, error: str) -> Task:
-        """Whoever works on a task is lost, and there is no other attempt."""
+        """The executor of a task is lost, and no attempt is left."""
         attempt = task_table.load_task(tx, id).attempt
         counted = error if attempt == 1 else f"{error}, at attempt {attempt}"
         return self.fail_task(tx, id, EXECUTOR_LOST, counted)

@@ -84,7 +84,7 @@ class Policy:
         self._rules = _ActiveRules(text)
 
     def deny_everything(self) -> None:
-        """Fail closed: there are rules that somebody wrote, and they cannot be read."""
+        """Fail closed: the operator's rules exist, but cannot be read."""
         self.replace_rules(_DENY_EVERYTHING)
 
     # -- the three questions

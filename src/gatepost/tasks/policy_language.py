@@ -1,4 +1,4 @@
-"""The Cedar schema of the hub's policy, and the policy in effect where there is no policy file.
+"""The Cedar schema of the hub's policy, and the policy that applies without a policy file.
 
 Cedar denies what no rule permits, and a rule that forbids wins over all that permit.
 """

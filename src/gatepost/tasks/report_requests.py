@@ -40,8 +40,8 @@ from gatepost.tasks.task_table import CANCELLED, PRESUMED, Task, failure_class_o
 _DOUBLINGS = 6
 _MOST_AT_ONCE = 1000
 _SKIP_PAUSE_MS = 60_000
-# An end that was presumed is not asked about any more when it is older than this gateway waits for
-# the word of an executor. That end is also the last change of its task.
+# A presumed end is no longer asked about when it is older than this gateway waits for the word of
+# an executor. That end is also the last change of its task.
 _SELECT_AWAITED_OF = f"""
 SELECT id FROM task WHERE executor = 'remote' AND ended_at IS NULL AND executor_node = ?1
 UNION ALL
@@ -155,7 +155,7 @@ class ReportRequests:
 
 @cache
 def _select_silent(spans: int) -> str:
-    """The query for the tasks whose last change is in one of so many spans of time."""
+    """The query for the tasks whose last change is in one of `count` spans of time."""
     return _SELECT_SILENT.format(
         open=" OR ".join(["updated_at > ? AND updated_at <= ?"] * spans),
         presumed=" OR ".join(["ended_at > ? AND ended_at <= ?"] * spans),

@@ -23,7 +23,7 @@ class RestoredTasks:
         self._executed = executed
 
     def end_restored_tasks(self, tx: Tx, limit: int = 100) -> int:
-        """Fail the open tasks, for nobody knows what became of them."""
+        """Fail the open tasks, because their outcome is unknown."""
         found = tx.fetch_all(_SELECT_OPEN_HERE, (limit,))
         ids = [format_event_id(id) for (id,) in found]
         stop = partial(self._executed.stop_task, error=_RESTORED)

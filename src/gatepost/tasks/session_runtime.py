@@ -50,7 +50,7 @@ class SessionHandle(Struct, frozen=True):
 
 
 class SessionExit(Struct, frozen=True):
-    """How a session ended. `code` is negative for a signal, and None if nobody knows it."""
+    """How a session ended. `code` is negative for a signal, and None if it is unknown."""
 
     reason: EndReason
     code: int | None = None

@@ -10,10 +10,10 @@ is `recycling`. Once its result is judged, nothing is left of it but its log: it
 
 Three invariants:
 
-- The journal sees four states only (`STORED_AS`). Those of a launch are in memory, for whoever asks
-  how far it is. A crash during a launch leaves a claim, and perhaps a folder. Without a folder
-  nothing was launched, so the claim is released, and the task waits as before. With a folder the
-  command may have run, so the session ends, and its task is lost or tried again.
+- The journal sees four states only (`STORED_AS`). Those of a launch are in memory only, for callers
+  that ask for its progress. A crash during a launch leaves a claim, and perhaps a folder. Without a
+  folder nothing was launched, so the claim is released, and the task waits as before. With a folder
+  the command may have run, so the session ends, and its task is lost or tried again.
 - `recycling` is on record before anything that the session left behind is read. From then on its
   token is dead, so what it says no longer counts.
 - An end is recorded once, and a result is judged once: the SQL guards of `end` and `recycle` come

@@ -2,7 +2,7 @@
 
 A task is claimed before there is a place for its session, so that nothing has to be written between
 the end of one session and the launch of the next. A claimed task is still pending, and has a token
-that nobody knows yet. It is accepted and started in one step, once its session runs.
+that was not handed out yet. It is accepted and started in one step, once its session runs.
 """
 
 from functools import partial

@@ -32,7 +32,7 @@ _decode_handle = msgspec.json.Decoder(SessionHandle).decode
 
 
 class Session(Struct, kw_only=True):
-    """One session. Without a `handle` it was not started, or nobody noted that it was."""
+    """One session. Without a `handle` it was not started, or its start was not recorded."""
 
     name: str
     task_id: str
@@ -64,7 +64,7 @@ def forget_claim(tx: Tx, name: str) -> bool:
 
 
 def find_session(tx: Tx, task_id: str) -> Session | None:
-    """The latest session of a task; None if it has none. A claim is no session yet."""
+    """The latest session of a task; None if it has none. A claim does not count as a session."""
     sql = f"""
     {_SELECT} WHERE task = ? AND state != ?
     ORDER BY created_at DESC, length(name) DESC, name DESC LIMIT 1

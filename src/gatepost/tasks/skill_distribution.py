@@ -35,7 +35,7 @@ def describe_distribution(published: PublishedCapability) -> SkillDistribution:
 
 
 def read_distribution(request: bytes) -> SkillDistribution | None:
-    """What a request distributes; None if it is no distribution."""
+    """The skill that a request distributes; None if it is another request."""
     try:
         return msgspec.json.decode(input_of(request), type=SkillDistribution)
     except (msgspec.MsgspecError, GatepostError, ValueError):

@@ -33,7 +33,7 @@ class TaskAttempts:
     def try_again(self, tx: Tx, task: Task, why: str) -> Task | None:
         """Begin another attempt at a task that this gateway executes; None if there is none left.
 
-        An agent that nobody can reach any more has none left. The gateway that requested the task
+        An agent that can no longer be reached has none left. The gateway that requested the task
         hears of the attempt.
         """
         found = self._find_executor(tx, task.agent) if self._entry_with_attempts(task) else None

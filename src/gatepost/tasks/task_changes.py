@@ -151,7 +151,7 @@ class HubParts:
         return verdict.problem
 
     def find_executor(self, tx: Tx, agent: str) -> tuple[Executor, str | None]:
-        """What executes the tasks of an agent, and the node if that is another one than this."""
+        """The executor of an agent's tasks, and its node; None if that is this node."""
         route = self.core.routes.find_route(tx, agent)
         if route.node != self.core.node.id:
             return "remote", route.node

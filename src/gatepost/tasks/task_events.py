@@ -89,8 +89,8 @@ class TaskEvents:
     ) -> None:
         """Append a report for the gateway that requested the task.
 
-        A report to ourselves is for the record, and has no content. So is one for a gateway that
-        is not in the room: nobody can read it. Nothing of an acceptance or of progress without a
+        A report to ourselves is for the record, and has no content. So is one for a gateway that is
+        not in the room, which could not read it. Nothing of an acceptance or of progress without a
         note is secret, so these have no content either.
         """
         envelope = Envelope(

@@ -5,8 +5,8 @@ A *source* is another gateway, or an agent of this one. A source gets a fair sha
 it. The operator has no share, and the last places are the operator's alone.
 
 Sessions go to sources in turns: to the one with the fewest sessions, and of several such to the one
-whose turn is longest ago. So a task waits for those of its own source, and for a turn of each other
-one. Within a source, the oldest task is first.
+whose turn is longest ago. So a task waits for earlier tasks of its source, and for one turn of each
+other source. Within a source, the oldest task is first.
 """
 
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ _decoder = msgspec.json.Decoder(TaskRequest)
 
 
 class RequestContent(Struct, frozen=True):
-    """An encoded request, inline or as a blob, and the fingerprint of what it asks for."""
+    """An encoded request, inline or as a blob, and the fingerprint of its content."""
 
     mark: bytes
     payload: bytes = b"null"
@@ -40,7 +40,7 @@ def encode_request(new: NewTask) -> bytes:
 
 
 def decode_request(payload: bytes) -> TaskRequest:
-    """ValueError if it is no request, or is nested too deeply."""
+    """ValueError if it is not a request, or is nested too deeply."""
     try:
         return _decoder.decode(payload)
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""A real gateway in a process of its own, which a test may start, kill and start again."""
+"""A real gateway in a separate process, which a test can start, kill and start again."""
 
 import contextlib
 import json

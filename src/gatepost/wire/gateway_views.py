@@ -99,7 +99,7 @@ class PeerStatus(Struct, frozen=True):
     `state` says it in words, with the reason and the age; the other fields are for programs.
     `linked`: there is a link; else `relay` names the relay that brings its outbox, if one does.
     `waiting` messages have no receipt of it yet, the oldest since `waiting_since`, for the reason
-    `why`; `accepted` ones are not processed yet. `problem` says why there is no link.
+    `why`; `accepted` ones are not processed yet. `problem` is the reason for a missing link.
     """
 
     id: str

@@ -50,7 +50,7 @@ class Journey(Struct, frozen=True):
 class IncidentView(Struct, frozen=True, rename={"class_": "class"}):
     """An incident. `source` is the node that raised it, or `pipeline`.
 
-    `ended_at` is None while it lasts, or if nobody says when it was over. `count` deliveries are
+    `ended_at` is None while it lasts, or if its end was not reported. `count` deliveries are
     concerned, as the pipeline counted them.
     """
 

@@ -23,9 +23,9 @@ ErrorCode = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z", max_length=
 class NewTask(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A task for agents by name, or for one agent that has all the required capabilities.
 
-    The input is JSON: inline, or a blob that was uploaded before. A task that nobody accepted
-    after `ttl_secs` fails. A task that `may_wait` is taken although the gateway of its capability
-    is offline.
+    The input is JSON: inline, or a blob that was uploaded before. A task fails if no agent accepts
+    it within `ttl_secs`. A task that `may_wait` is taken although the gateway of its capability is
+    offline.
     """
 
     from_agent: AgentId

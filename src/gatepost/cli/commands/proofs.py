@@ -47,10 +47,10 @@ def write_proof(
     ] = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Write the proof of a message: a file that anybody can verify without a gateway.
+    """Write the proof of a message: a file that can be verified without a gateway.
 
     It has what gateways signed about the message: the send, the receipts, and the heads that others
-    saw. Without --with-payload nobody can read from it what the message says.
+    saw. Without --with-payload it does not reveal what the message says.
 
     For example:
 

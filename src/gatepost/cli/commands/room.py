@@ -113,7 +113,7 @@ def invite_node(
     output.print_result(options, invited, lambda: _print_invite(invited))
     if invited.seed is not None and is_loopback(urlsplit(invited.seed).hostname or ""):
         output.print_warning(
-            f"nobody on another machine can use this invite: this gateway listens on {invited.seed}"
+            f"no other machine can use this invite: this gateway listens on {invited.seed}"
             " only; `gatepost init --public` writes settings with which others reach it"
         )
 
@@ -334,7 +334,7 @@ def revoke_node(
     reason
         The reason, for the audit log.
     drop_admitted
-        The nodes that it admitted are no members any more either. Default: they stay.
+        Also remove the nodes that it admitted. Default: they stay members.
     """
     question = f"Revoke {node}? Its id and its key can never join again."
     if not output.confirm_action(question, yes, options):

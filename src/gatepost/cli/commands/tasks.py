@@ -98,7 +98,7 @@ def create_task(
     task_type
         A name for this kind of task, which every gateway can see.
     ttl
-        Seconds after which a task that nobody accepted has failed. Default: a day.
+        Seconds after which a task fails if no agent has accepted it. Default: a day.
     idempotency_key
         A task that is repeated with the same key is created only once.
     may_wait

@@ -32,7 +32,7 @@ log = logging.getLogger("gatepost.client")
 
 Handler = Callable[[Message], Any]
 
-# Payloads over this size are held in memory by so many turns at once; further turns wait.
+# The most turns that hold payloads over this size in memory at once; further turns wait.
 _LARGE_PAYLOAD_BYTES = 1024 * 1024
 _LARGE_TURNS = 4
 # Seconds between attempts to upload a large reply.
@@ -146,7 +146,7 @@ class AgentWorkers:
             await self._take_message(turn)
 
     async def _take_task(self, turn: AgentTurn, tasks: TaskRunner) -> None:
-        """Accepting a task settles its mail: from then on the task is no turn any more."""
+        """Accepting a task settles its mail; from then on the task does not belong to a turn."""
         try:
             task = await tasks.accept_task(turn.message)
         except asyncio.CancelledError:

@@ -10,7 +10,7 @@ log = logging.getLogger("gatepost.client")
 
 # How often a task is kept alive. This also finds out that it was cancelled.
 HEARTBEAT_SECS = 5.0
-# The task has ended in another way: nothing that is said about it counts any more.
+# The task has ended in another way: further reports are ignored.
 HAS_ENDED = (WrongState, UnknownTask, Forbidden, IdempotencyConflict)
 
 

@@ -14,7 +14,7 @@ from gatepost.journal.transaction import Tx
 class PairKey(NamedTuple):
     """A pair as its receiver knows it: each source numbers it anew, for each origin.
 
-    `origin_node` is the node for which the source forwards mail; empty for mail of its own.
+    `origin_node` is the node for which the source forwards mail; empty for its own mail.
     """
 
     source: str

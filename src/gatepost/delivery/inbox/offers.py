@@ -3,8 +3,8 @@
 A message that can go to more than one node must be engaged by one of them only, though nodes come
 and go and no clocks are compared. So it is sent as an *offer*:
 
-1. The sender alone decides who engages it. `accepted` is an answer to an offer, and engages
-   nobody. The receiver keeps the event here, in state `offered`, and it is no mail yet.
+1. The sender alone decides who engages it. `accepted` only answers an offer; it engages no agent.
+   The receiver keeps the event here, in state `offered`; it is not mail yet.
 2. The sender writes `confirm` to one node, in its own outbox: the node that the delivery is
    routed to when the receipt comes, if the receipt names the current offer. Only that node
    engages its agent.
@@ -52,7 +52,7 @@ def keep_offer(tx: Tx, source: str, envelope: Envelope, body: bytes) -> None:
 
 
 def take_offer(tx: Tx, source: str, event_id: bytes) -> Envelope | None:
-    """Remove an offer; returns its event, or None if there is no such offer."""
+    """Remove an offer and return its event; None if the offer is unknown."""
     row = tx.fetch_one(_REMOVE, (source, event_id))
     return None if row is None else decode_event(row[0])
 

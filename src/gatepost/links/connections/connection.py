@@ -254,5 +254,5 @@ class AnswerBudget:
 
 
 def read_boot_clock() -> float:
-    """Seconds that also pass while the machine sleeps, and that nobody can set."""
+    """Seconds of a clock that runs while the machine sleeps and cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_SECS = 0.1
 _MAX_RETRY_SECS = 15.0
-# The same for an address from the room at which somebody else answers.
+# The same for an address from the room at which another node answers.
 _MAX_WRONG_RETRY_SECS = 600.0
 _STABLE_SECS = 10.0
 _SYNC_SECS = 30.0

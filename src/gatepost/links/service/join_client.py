@@ -157,7 +157,7 @@ class JoinClient:
         return challenge
 
     async def fetch_descriptor(self, url: str) -> bytes:
-        """Get the descriptor of the mesh from an address whose certificate nobody knows yet.
+        """Get the descriptor of the mesh from an address whose certificate is not known yet.
 
         It is public, and its reader verifies its signature.
         """
@@ -304,7 +304,7 @@ class JoinClient:
 
 
 class DirectConnect(connect):
-    """Follows no redirect: it would lead to an address that nobody has checked."""
+    """Follows no redirect, because the new address would not be checked."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc

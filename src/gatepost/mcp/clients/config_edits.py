@@ -25,7 +25,7 @@ _TOML_TABLE = re.compile(rf"\n?^{_HEADER}.*?(?=^\[(?!{_HEADER[2:]})|\Z)", re.M |
 
 
 class FileEdit(Struct, frozen=True):
-    """A file's text before and after; None where there is no file."""
+    """A file's text before and after; None if it does not exist then."""
 
     file: Path
     before: str | None

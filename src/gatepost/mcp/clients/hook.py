@@ -1,6 +1,6 @@
 """`gatepost mcp hook EVENT`: what a client runs when a session starts, is prompted, or stops.
 
-Whatever goes wrong here, the client goes on: a hook that fails says nothing.
+An error here never stops the client: a hook that fails prints nothing.
 """
 
 import json
@@ -86,7 +86,7 @@ def _format(event: str, client: str, text: str) -> str:
 def _wait(greeting: dict[str, object], client: str, session: str, state_dir: str | None) -> int:
     """Wait for news, for as long as the client lives."""
     if os.environ.get("CLAUDE_CODE_ENTRYPOINT", "").startswith("sdk"):
-        # `claude -p` ends only once its hooks have, and has nobody to wake.
+        # `claude -p` waits for its hooks and has no user to wake.
         return 0
     if client == "codex":
         return _wait_apart(greeting, session, state_dir)

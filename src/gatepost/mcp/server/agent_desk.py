@@ -23,7 +23,7 @@ from gatepost.wire.operations import Extend, Settled
 log = logging.getLogger(__name__)
 
 EXTEND_EVERY_SECS = 8.0
-# Mail of an agent that has not called for this long is given to whoever asks next.
+# Mail leased to a session that has not called for this long goes to the next one that asks.
 HOLD_SECS = 900.0
 _MAX_DESKS = 10_000
 _MAX_IN_HAND = 200

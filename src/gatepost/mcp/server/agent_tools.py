@@ -108,7 +108,7 @@ async def request(call: ToolCall, given: types.RequestArguments) -> types.SentMe
         if given.to is None or given.body is None:
             raise InvalidRequest("give `to` and `body`, or the `event_id` of an earlier request")
         new = _new_send(call, given.to, given.body, given.conversation, given.idempotency_key)
-        # The answer waits here, and is not mail besides.
+        # The answer is returned here, and is not also mail.
         new.replies = "caller"
         event_id = (await _send_one(call, new)).event_id
     wait = given.wait_seconds

@@ -1,7 +1,7 @@
 """The door for MCP: clients over HTTP, `gatepost mcp` at the Unix socket, and hooks of clients.
 
-Whoever opens the Unix socket has the operator's account, so it may say as which agent it acts: that
-is a word on the command line of `gatepost mcp`, and never an argument of a tool. It gets the
+A client of the Unix socket runs under the operator's account, so it may say as which agent it acts:
+that is a word on the command line of `gatepost mcp`, and never an argument of a tool. It gets the
 operator's tools only if it asks for them there.
 """
 

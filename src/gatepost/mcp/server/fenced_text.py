@@ -1,6 +1,6 @@
 """Another agent's words, as the model of a client gets them: between marks that say what they are.
 
-The marks hold a random number, so no text can contain the end of its own fence.
+The marks hold a random number, so no text can contain the end mark of its fence.
 """
 
 from msgspec import Raw, Struct, UnsetType

@@ -12,7 +12,7 @@ from gatepost.listening.page_check import check_page
 from gatepost.mcp.server.sdk import ADVICE, Sdk
 
 PATH = "/mcp"
-# Under which name the operator acts; agents with a token of their own have one name only.
+# The name under which the operator acts; an agent's token fixes its name.
 AGENT_HEADER = "gatepost-agent"
 CALLER_KEY = "gatepost.mcp.caller"
 

@@ -36,7 +36,7 @@ class Sdk:
 
 
 def _import_modules() -> SdkModules:
-    # Its messages quote what clients sent. What goes wrong in our part of a call, we log ourselves.
+    # Its messages quote input of clients. Errors in our part of a call are logged elsewhere.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     from gatepost.mcp.server import sdk_server, sdk_transports
 

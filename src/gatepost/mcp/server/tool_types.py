@@ -1,7 +1,7 @@
 """What the tools take and return. The schemas that clients see are made from these types.
 
-No argument says who calls: that is the token's or the connection's business. Whatever another
-agent wrote is in a field that is fenced (`fenced_text`).
+No argument names the caller: the token or the connection does. Texts of other agents are in fenced
+fields (`fenced_text`).
 """
 
 from typing import Annotated, Any

@@ -1,9 +1,9 @@
 """Descriptors of onion services, version 3: reading those that Tor made, and merging several.
 
-All nodes open the master service with the same key, each with intro points of its own. The
-publisher merges these into one descriptor, certifies them with a new descriptor signing key, and
-signs it with the blinded master key (rend-spec-v3, section 2). A client that uses any of the intro
-points reaches the node that opened it.
+All nodes open the master service with the same key, each with its own intro points. The publisher
+merges these into one descriptor, certifies them with a new descriptor signing key, and signs it
+with the blinded master key (rend-spec-v3, section 2). A client that uses any of the intro points
+reaches the node that opened it.
 """
 
 import re
@@ -225,7 +225,7 @@ def _signing_key_of(certificate: bytes) -> bytes:
 
 
 def _fake_clients(clock: Clock) -> str:
-    """Clients that do not exist: nobody sees whether a service knows its clients."""
+    """Invented clients, which hide whether a service is restricted to known clients."""
     lines = ["desc-auth-type x25519", f"desc-auth-ephemeral-key {_encode(clock.random(_KEY))}"]
     for _ in range(_FAKE_CLIENTS):
         parts = (clock.random(8), clock.random(_SALT), clock.random(_SALT))

@@ -51,7 +51,7 @@ def onion_host(public_key: bytes) -> str:
 def master_identity(secrets: MeshSecrets) -> OnionIdentity:
     """The onion service of the whole mesh. A rotation of the secrets gives it another address.
 
-    A revoked node knows the former key, so nobody should rely on the former address.
+    A revoked node knows the former key, so the former address must not be trusted.
     """
     domain = frame_parts("gatepost/master-onion/1")
     key = secrets.onion_seed.encode()

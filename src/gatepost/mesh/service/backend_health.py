@@ -1,6 +1,6 @@
 """Agents that their own gateways call unhealthy: advice for routing, which ends by itself.
 
-A gateway speaks about its own agents only, so a lie harms nobody but the liar.
+A gateway speaks about its own agents only, so a lie harms only the liar.
 """
 
 MAX_REPORTS_PER_NODE = 64

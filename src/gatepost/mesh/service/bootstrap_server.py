@@ -2,7 +2,8 @@
 
 A machine that has the secrets gets an invite. Everybody else gets the 404 of a path that does not
 exist, whatever is wrong: the method, the secret, the body, the time, a revoked node, too many
-attempts, or a gateway that admits nobody. So nobody learns that there is anything to guess.
+attempts, or a gateway that admits no machine. So an attacker does not learn that there is anything
+to guess.
 """
 
 import logging
@@ -52,12 +53,12 @@ class BootstrapServer:
         self._attempts = GuessLimit(per_minute, replica.core.abuse, replica.core.clock)
 
     async def answer_request(self, request: AnyRequest, path_secret: str) -> BootstrapAnswer | None:
-        """The answer to a machine that may join; None for everybody else, for whatever reason."""
+        """The answer to a machine that may join; None for any other, whatever the reason."""
         try:
             self._attempts.note_guess(connection_source(request))
             self._guard.require_tls(request)
             if request.method != "POST" or not self._settings.accept_joins:
-                raise Forbidden("nobody joins this way")
+                raise Forbidden("joining this way is switched off")
             asked = decode_request(await _read_body(request))
             secrets = await self._sharing.current_secrets()
             granted = is_granted(secrets, path_secret, asked, self._core.clock.now())

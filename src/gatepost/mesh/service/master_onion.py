@@ -1,7 +1,7 @@
 """The master onion service: one address for the whole mesh, with intro points of all its nodes.
 
-Every backbone node opens it in a Tor of its own. The nodes name their intro points in the room. The
-publisher merges them into one descriptor, and has it published by Tor (HSPOST). The key of the
+Every backbone node opens it in its own Tor process. The nodes name their intro points in the room.
+The publisher merges them into one descriptor, and has it published by Tor (HSPOST). The key of the
 service is one of the mesh secrets, so only members can open it, and it is another one after a
 revocation. A gateway that is not a member yet has no such key: it joins first.
 

@@ -14,7 +14,7 @@ from gatepost.room.service.record_announcer import RecordAnnouncer
 
 log = logging.getLogger(__name__)
 
-# A change that nobody announced, for example another publisher, is seen after so long.
+# An unannounced change, for example another publisher, is noticed within this time.
 _CHECK_SECS = 5.0
 # So many records are signed at a time; other work of the event loop goes on in between.
 _RECORDS_AT_ONCE = 64
@@ -22,7 +22,7 @@ _RELEVANT_MAPS = {"nodes", "secrets", "standing"}
 
 
 class MeshSecretSharing:
-    """The current publisher makes the first secrets, and informs everybody."""
+    """The current publisher makes the first secrets, and sends them to all members."""
 
     def __init__(self, announcer: RecordAnnouncer, current: CurrentPublisher) -> None:
         self._announcer = announcer

@@ -241,7 +241,7 @@ class MeshService:
         await self._follow_token()
 
     def _lead_founded_room(self, node: MeshNode) -> None:
-        """Go on as publisher: whoever came into this room meanwhile, nobody has led it yet."""
+        """Continue as publisher: nodes may have joined this room, but none has led it yet."""
         self._apply(node.set_members({}, self._now()))
         self._apply(node.tick(self._now()))
 

@@ -28,7 +28,7 @@ def is_onion(address: str) -> bool:
 
 
 def is_own_address(address: str) -> bool:
-    """Whether others can reach this gateway there: a wildcard is no address."""
+    """Whether others can reach this gateway at the address; a wildcard is not an address."""
     if is_onion(address):
         return True
     try:

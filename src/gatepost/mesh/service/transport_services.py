@@ -1,4 +1,4 @@
-"""What a transport needs besides itself: tunnel peers from the room, or onion services."""
+"""Services that a transport depends on: tunnel peers from the room, or onion services."""
 
 import asyncio
 import contextlib

@@ -2,7 +2,7 @@
 
 Every node names its key, its endpoint and its address in the tunnel in its record `transports`.
 This gateway makes a peer of each other member whose address counts, and moves to another address if
-a senior node claims its own. A revoked node is no member, so it loses its place in the tunnel.
+a senior node claims its own. A revoked node is not a member, so it loses its address in the tunnel.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class TunnelPeers:
         ]
 
     def _choose_endpoint(self, record: TransportRecord) -> str | None:
-        """The endpoint that a member names, unless it is on this machine or nobody can be there."""
+        """The endpoint that a member names, unless it is on this machine or cannot be a host."""
         endpoint = numeric_endpoint(record.wg_endpoint)
         allowed = self._replica.core.settings.room.dial_loopback
         is_good = endpoint is not None and is_usable(endpoint, allow_loopback=allowed)

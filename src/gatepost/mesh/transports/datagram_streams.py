@@ -4,8 +4,8 @@ A stream carries datagrams in one direction. Its first frame is the address of i
 the receiver knows where to answer. That address may be forged, as that of a datagram. Every queue
 is bounded: a datagram that finds its queue full is dropped, and a stream that stands still ends.
 
-Anybody can open a stream, and a member can make this node open streams to addresses where nobody
-is. So a table of streams that is full is open nevertheless: the stream that is least missed ends.
+Strangers can open streams, and a member can make this node open streams to addresses without a
+node. So a full table still takes new streams: the least useful stream ends instead.
 """
 
 import asyncio
@@ -205,7 +205,7 @@ class DatagramStreams:
         return stream
 
     def _end_least_missed(self) -> None:
-        """End the longest unused stream, if possible one to an address where nobody was yet."""
+        """End the longest unused stream, if possible one to an address that has never answered."""
         streams = self._outgoing.items()
         unused = (each for each, stream in streams if not stream.was_connected or stream.has_ended)
         address = next(unused, None) or next(iter(self._outgoing))

@@ -16,7 +16,7 @@ from gatepost.mesh.transport import (
 
 _log = logging.getLogger(__name__)
 
-# After so many datagrams the event loop does other work first, however many wait.
+# The most datagrams that are handled before the event loop does other work.
 _DATAGRAMS_PER_TURN = 64
 
 
@@ -75,7 +75,7 @@ class UdpTransport:
             except BlockingIOError:
                 return
             except OSError:
-                # The kernel reports that an earlier datagram found nobody.
+                # The kernel reports that no socket received an earlier datagram.
                 continue
             self._pass_on(datagram, _format_address(address))
             if self._socket is None:

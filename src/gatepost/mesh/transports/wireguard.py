@@ -97,7 +97,7 @@ class WireGuardTransport:
         self._udp.send(address, datagram)
 
     async def configure(self, tunnel_ip: str, peers: Iterable[WireGuardPeer]) -> None:
-        """Change this node's own address in the tunnel, or the peers. What is the same stays."""
+        """Change this node's address in the tunnel, or the peers; unchanged ones stay untouched."""
         async with self._changing:
             wanted = tuple(sorted(peers, key=lambda peer: peer.public_key))
             has_moved, self.tunnel_ip = tunnel_ip != self.tunnel_ip, tunnel_ip
@@ -178,7 +178,7 @@ class WireGuardTransport:
         """Replace the configuration; sessions of peers that stay are not interrupted."""
         text = render_configuration(self._setup.port, bytes(self.identity.private_key), self._peers)
         name, peers = self._setup.interface, self._peers
-        # An address may pass from one node to another: in between it is nobody's.
+        # An address may pass from one node to another: in between it belongs to none.
         self.authenticated_hosts = {}
         await self._run_wg("syncconf", name, "/dev/stdin", stdin=text.encode())
         self.authenticated_hosts = {each.node: each.tunnel_ip for each in peers if each.node}

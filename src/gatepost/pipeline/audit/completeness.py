@@ -147,7 +147,7 @@ def _find_lack_of_evidence(known: ArchiveEvidence) -> Iterator[CompletenessFindi
     if not any(each.rows for each in known.listed):
         yield CompletenessFinding(UNJUDGED, None, 0, "the archive holds no events")
     alone = [node for node in known.trust.self_asserted if node not in known.absent]
-    # A gateway without peers has nobody who could vouch for it.
+    # A gateway without peers has no witness.
     if alone and len(known.listed) > 1:
         names = f"{', '.join(alone[:5])}{' and others' if len(alone) > 5 else ''}"
         yield CompletenessFinding(

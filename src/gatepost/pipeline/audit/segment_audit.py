@@ -1,7 +1,7 @@
 """Audits one segment: its chain, its values, and whether others can be compared with it.
 
 Nothing that is wrong with one segment ends the audit of the others. A segment that cannot be read
-is a finding, and its range counts as not archived: nobody else is accused of what it may hold.
+is a finding, and its range counts as not archived: no other node is accused of what it may hold.
 """
 
 from collections.abc import Callable, Iterator

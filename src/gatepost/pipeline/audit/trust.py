@@ -4,7 +4,7 @@ A gateway lists in `room/<id>.json` the nodes it knows and their keys, and signs
 are believed if the signature is its own, and if they do not contradict most other gateways. A key
 that only the node itself states is *self-asserted*: it proves that the archive was not changed, but
 not who wrote it. The members of the room are the nodes that the best known gateway knows, or that
-one of these knows, and so on: nobody becomes a member by its own word.
+one of these knows, and so on: no node becomes a member by its own word.
 """
 
 from collections import Counter

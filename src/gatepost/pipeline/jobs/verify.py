@@ -1,7 +1,7 @@
 """Compares the tables with their definitions, in Spark SQL, for some hours.
 
 The definitions read the archived events themselves. They share no code with the kernels, so a
-difference shows an error of one of them, or tables that somebody changed.
+difference shows an error of one of them, or tables that were changed by hand.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Faults that can be planted in a synthetic archive, and the findings to expect of each.
 
-Every fault has agents of its own and never touches the pairs of ordinary traffic. An archive is
+Every fault has its own agents and never touches the pairs of ordinary traffic. An archive is
 therefore wrong exactly where its ground truth says so. Times are ms since START; those in the
 ground truth are epoch ms.
 """

@@ -171,7 +171,7 @@ class _LocalShardWriter:
 
 
 class _ShardWriterProcess:
-    """Writes its share of the nodes in a process of its own.
+    """Writes its share of the nodes in a separate process.
 
     The pipe to the process is small, so that the process never falls far behind.
     """

@@ -93,7 +93,7 @@ class SyntheticMesh(Struct):
     restored_at: int
 
     def add_agent(self, name: str, owner: int, standby: int = 0) -> int:
-        """Add an agent and return its index. Faults use agents of their own."""
+        """Add an agent and return its index. Faults use separate agents."""
         self.agents.append(name)
         self.owner.append(owner)
         self.standby.append(standby)
@@ -151,7 +151,7 @@ def message_time(mesh: SyntheticMesh, message: int, total: int) -> int:
 def _choose_pairs(rng: np.random.Generator, agents: int, wanted: int) -> IntArray:
     """Choose (sender, receiver) pairs, always from a lower to a higher agent.
 
-    The opposite direction is left to replies, which have an order of their own.
+    The opposite direction is left to replies, which have a separate order.
     """
     every = np.stack(np.triu_indices(agents, 1), axis=1)
     chosen: IntArray = every[rng.permutation(len(every))[:wanted]]

@@ -131,7 +131,7 @@ class RecordEncoder:
     def _tail_texts(self, rows: Records) -> tuple[pa.Array, IntArray]:
         """The JSON after `expiresAt`, and the size of the inline payload."""
         keys = _combine_keys(rows, "template", "attempt", "payload", "blob", "capability")
-        # A text that cannot be shared gets a negative key of its own, which is not cached.
+        # A text that cannot be shared gets a new negative key, which is not cached.
         singular = np.flatnonzero(_HAS_OWN_TEXT[rows["template"]])
         keys[singular] = -1 - np.arange(len(singular))
         made, index = _make_once_per_key(keys, rows, self._tail_cache, self._tail_text)

@@ -2,8 +2,8 @@
 
 Times are TIMESTAMPs, ids are 16 bytes, `hour` counts the hours since 1970. Deliveries are
 partitioned by the hour of their id: an id carries the time it was drawn at, so a receipt finds its
-message's partition without looking the message up. What is made of deliveries by the hour has few
-rows, and is partitioned by day.
+message's partition without looking the message up. Hourly tables made from deliveries have few
+rows, and are partitioned by day.
 
 A TIMESTAMP is an instant, stored in microseconds of UTC: two clocks that differ by a time zone
 write the same value, and every reader of Delta's first protocol version knows the type.

@@ -6,7 +6,7 @@ from gatepost.room.service.room_replica import RoomReplica
 
 
 class CurrentPublisher:
-    """`elect` returns the id of the elected node, None if nobody is."""
+    """`elect` returns the id of the elected node; None if no node is elected."""
 
     def __init__(self, replica: RoomReplica, elect: Callable[[], str | None] | None = None) -> None:
         self._replica = replica

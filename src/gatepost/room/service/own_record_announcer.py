@@ -108,7 +108,7 @@ class OwnRecordAnnouncer:
         await self._replica.connections.wait_until_idle(_FAREWELL_SECS)
 
     def _transport_addresses(self) -> dict[tuple[str, str], RoomRecord | None]:
-        """Return our addresses for datagrams, None if we have none any more."""
+        """Return our addresses for datagrams; None if we no longer have one."""
         transport = self._replica.transport
         record = None if transport == TransportRecord() else transport
         return {("transports", self._core.node.id): record}

@@ -5,7 +5,7 @@ One gateway coordinates: the genesis of the room, or the publisher that the mesh
 genesis permits elections. It publishes its settings if they differ from those in the room, and
 starts the next document when most of the present one is obsolete. Each claim of an elected
 coordinator carries its term, and the claim of the latest term counts. So a coordinator that was
-replaced while it slept changes nothing any more.
+replaced while it slept can no longer change anything.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _DEFAULT_SWEEP_SECS = 600
 _SECOND_MS = 1000
 
 
-# The term in which the mesh elected this node; None if it elected another one, or nobody.
+# The term in which the mesh elected this node; None if this node is not elected.
 OfficeTerm = Callable[[], Term | None]
 
 
@@ -92,7 +92,7 @@ class RoomCoordinator:
         return CoordinatorMandate(signed.text, signed.signature)
 
     async def _take_office(self) -> None:
-        """Let everybody know at once that elections are permitted, or that this node was elected.
+        """Announce at once that elections are permitted, or that this node was elected.
 
         The genesis gives its mandate whether or not it is elected itself.
         """

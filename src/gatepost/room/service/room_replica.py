@@ -137,7 +137,7 @@ class RoomReplica:
         )
 
     async def found_room(self, also: Callable[[Tx], T]) -> T:
-        """Commit `also`; if there is no room yet, found one in the same transaction."""
+        """Commit `also`, and found the room in the same transaction if it does not exist yet."""
         async with self._room_lock:
             if self.room is not None:
                 return await self.core.commit(also)
@@ -219,7 +219,7 @@ class RoomReplica:
         room = self.current_room
         if proven_epoch(proof, room.genesis, room.epoch) > room.epoch:
             if self.liveness.was_away_for(_TOMBSTONE_MS):
-                # Owners may have taken their claims back, and no tombstone tells it any more.
+                # Owners may have withdrawn their claims, and their tombstones may be gone.
                 room.owners.forget_all()
             await self._move_to(lambda room: rejoin_room(room, proof))
 

@@ -69,8 +69,8 @@ def review_id(info: TaskInfo, failure: MisfireClass) -> str:
 def note_misfire(tx: Tx, info: TaskInfo, failure: MisfireClass, task_id: str | None) -> bool:
     """Count a misfire; returns whether this opened a review.
 
-    A task without a capability or without skill versions has nobody to review. A review that is
-    closed stays so: what it found was settled for these versions.
+    A task without a capability or without skill versions opens no review. A review that is closed
+    stays so: what it found was settled for these versions.
     """
     versions = (info.delegation_skill_version, info.executor_skill_version)
     if info.capability_id is None or None in versions:

@@ -90,7 +90,7 @@ class ContractPool:
         part: ContractPart,
         content: bytes | LoadContent,
     ) -> ContractVerdict:
-        """ContractUnchecked if there is no verdict because too many others wait."""
+        """ContractUnchecked if too many other checks wait."""
         text = self._texts.get(contract) or await self._remember_text(contract)
         return await self._await_verdict(self._build_check(source, contract, text, part, content))
 
@@ -285,7 +285,7 @@ class _Lane:
         self._count_waiting(source, -len(taken), -sum(check.size for check in taken))
         if not waiting:
             del self._waiting[source], self._bytes_of[source]
-        # Those that nobody waits for any more are dropped.
+        # Checks without a waiting caller are dropped.
         return [check for check in taken if not check.verdict.done()]
 
     def leave_place(self, source: Source, secs: float, *, is_known: bool) -> None:
@@ -324,7 +324,7 @@ class _Lane:
 
 
 def _remember(table: dict[Source, T], source: Source, value: T) -> None:
-    """Keep what is known of a source, and forget the oldest: there is no end of sources."""
+    """Remember a source, and forget the oldest one beyond the limit."""
     table.pop(source, None)
     table[source] = value
     while len(table) > _MAX_REMEMBERED:

@@ -62,7 +62,7 @@ def sandbox_command(bubblewrap: str, spec: SessionSpec, *, has_network: bool) ->
 
     The sandbox shows the machine's files read-only, and hides the state of the gateway and of other
     sessions, and the sockets of services in /run. The session may write to its work folder and to a
-    /tmp of its own.
+    private /tmp.
     """
     work, secrets = spec.folder / WORK_FOLDER, spec.folder / SECRETS_FOLDER
     command = [bubblewrap, "--die-with-parent", "--cap-drop", "ALL", *_NAMESPACES, *_BASE]

@@ -1,7 +1,7 @@
 """The docker runtime: each session is a container, run by Docker or by Podman's socket.
 
 A container outlives the gateway, and is found again by its id. Its output is copied into the log of
-the session as it comes. The SDK blocks, so every session has threads of its own.
+the session as it comes. The SDK blocks, so every session has its own threads.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class DockerRuntime:
     async def remove_orphans(self, known: Collection[str]) -> list[str]:
         """Remove the containers of sessions that the journal does not know."""
         if self._client is None and not any(self._root.glob(f"*/{_MARK_FILE}")):
-            return []  # There never was a container, and perhaps there is no engine.
+            return []  # The container never existed, and perhaps no engine runs.
         try:
             found = await self._call(self._list_containers)
         except LaunchFailed as error:
@@ -189,7 +189,7 @@ class DockerRuntime:
         return found
 
     async def _find(self, handle: SessionHandle) -> Any:
-        """The container of a session; None if there is none any more."""
+        """The container of a session; None if it is gone."""
         from docker.errors import NotFound
 
         try:

@@ -2,8 +2,8 @@
 
 The state directory of a gateway is for its user alone, and often lies in that user's home. If the
 gateway runs as root, its sessions run as other users. The processes that start them therefore have
-mounts of their own: each folder that is closed to others is covered by an empty one, in which only
-the folders that sessions need can be seen.
+private mounts: each folder that is closed to others is covered by an empty one, in which only the
+folders that sessions need can be seen.
 
 Only the standard library: session_spawner.py imports this.
 """

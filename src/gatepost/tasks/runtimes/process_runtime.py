@@ -1,4 +1,4 @@
-"""The process runtime: each session is a child process with limits, in a folder of its own.
+"""The process runtime: each session is a child process with limits, in its own folder.
 
 A session has a supervisor (session_supervisor.py), which outlives the gateway. The gateway watches
 supervisors by their pidfd, so it hears of an end at once, also of sessions that an earlier process
@@ -270,7 +270,7 @@ class ProcessRuntime:
         return None if found is None else SessionExit(found["reason"], found["code"])
 
     async def _end_processes(self, handle: SessionHandle) -> None:
-        """End the processes of a session that has no supervisor any more."""
+        """End the processes of a session whose supervisor is gone."""
         child = int(handle.data["child"])
         if handle.data["boot"] != boot_id():
             return

@@ -18,7 +18,7 @@ _BYTES_PER_SEC = 8 * 1024 * 1024
 
 
 class RotatingLog:
-    """The writing end; without output there is no file.
+    """The writing end; the file is created with the first output.
 
     `now` is in seconds, of any clock that does not go back.
     """
@@ -34,7 +34,7 @@ class RotatingLog:
         self._left_out = 0
 
     def write(self, data: bytes, now: float) -> None:
-        """Append data. What comes faster than the log takes is left out, and a note says so."""
+        """Append data. Output beyond the rate limit is dropped, and a note in the log says so."""
         if int(now) != self._window:
             self._window, self._window_bytes = int(now), 0
             self._note_left_out()

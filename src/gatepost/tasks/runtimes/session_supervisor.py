@@ -1,9 +1,9 @@
 """The supervisor of one session: a small process between the gateway and the session's command.
 
-It outlives the gateway. It starts the command in a process group of its own and with limits, writes
-the command's output to the bounded log, ends everything that the command leaves behind, and writes
-how the command ended to `exit.json`. A SIGTERM asks it to end the session. If it is killed itself,
-the kernel ends the command.
+It outlives the gateway. It starts the command with limits in a new process group, writes the
+command's output to the bounded log, ends everything that the command leaves behind, and writes how
+the command ended to `exit.json`. A SIGTERM asks it to end the session. If it is killed itself, the
+kernel ends the command.
 
 Only the standard library: session_spawner.py forks supervisors from a small process.
 """
@@ -51,7 +51,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def become_supervisor() -> None:
-    """Make this process the leader of a session of its own, and the parent of all orphans in it."""
+    """Make this process the leader of a new session, and the parent of all orphans in it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,10 +1,10 @@
-"""The owners of capabilities that this gateway keeps to.
+"""The owners of capabilities that this gateway trusts.
 
 Two edge nodes may publish the same capability. The room cannot say which one was first, because a
-writer can write any time: it shows the claim of the senior node. This gateway keeps to the owner
-that it saw first, also after a restart, so an edge node takes no capability, and no tasks with
-their inputs, from a later one. An owner is given up once it has withdrawn its claim or is revoked,
-or if a backbone node publishes the capability.
+writer can write any time: it shows the claim of the senior node. This gateway trusts the owner that
+it saw first, also after a restart, so an edge node takes no capability, and no tasks with their
+inputs, from a later one. An owner is given up once it has withdrawn its claim or is revoked, or if
+a backbone node publishes the capability.
 """
 
 from collections.abc import Container, Mapping
@@ -19,7 +19,7 @@ _FORGET = "DELETE FROM capability_owner WHERE capability = ?"
 
 
 class CapabilityOwners:
-    """Until the owners are loaded, nobody is kept to."""
+    """Until the owners are loaded, no owner is fixed."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -98,4 +98,4 @@ class HeldTasks:
         try:
             return describe_input(contract, source, content_of(envelope, open_payload))
         except (GatepostError, ValueError):
-            return None  # It cannot be read any more, and is refused for that.
+            return None  # It is no longer readable, and is refused for that.

@@ -255,7 +255,7 @@ def _result_of(event: _TaskEvent) -> TaskPayload:
 
 
 def _read_event(payload: bytes) -> _TaskEvent | None:
-    """What a payload says about a task; None if it is no object with an event."""
+    """The task event in a payload; None if the payload is not an object with an event."""
     try:
         return _decode_event(payload)
     except msgspec.ValidationError as error:

@@ -148,7 +148,7 @@ class HubService:
         for info in agents.list(tx):
             if info.type == "internal" and info.id not in names and not has_mail(tx, info.id):
                 agents.remove(tx, info.id, "hub")
-        # Tasks that came while nobody defined their agent get a session now.
+        # Tasks that came before their agent was defined get a session now.
         tx.execute_many(_GIVE_SESSION, [(name,) for name in sorted(names)])
         agents.hub_run = names
 

@@ -12,7 +12,7 @@ An import takes a document of this or another hub, by the rules of the latter:
 - A running task without such a token has failed: what worked on it is not here.
 - Messages are taken for tokens that have not expired.
 
-What is not taken, or becomes something else, is named in the result.
+The result names entries that are not taken or are changed.
 """
 
 from collections.abc import Callable, Collection
@@ -155,7 +155,7 @@ class ImportCounts(Struct):
 
 
 class ImportResult(Struct):
-    """`items` names the first of what was renamed, failed or dropped; `more` counts the others."""
+    """`items` names the first that were renamed, failed or dropped; `more` counts the rest."""
 
     tasks: ImportCounts = field(default_factory=ImportCounts)
     tokens: ImportCounts = field(default_factory=ImportCounts)
@@ -188,7 +188,7 @@ def export_state(tx: Tx, hub_run: Collection[str] = ()) -> HubState:
 
 
 def _export_mail(tx: Tx, keys: dict[str, str], log: list[StateMessage]) -> MessagesState:
-    """`keys` maps agents to what their messages are filed under."""
+    """`keys` maps agents to the names under which their messages are filed."""
     state, messages, size = MessagesState(log=log), 0, 0
     for agent, key in sorted(keys.items()):
         found = list_unsettled_mail(tx, agent, _MAX_MESSAGES + 1)

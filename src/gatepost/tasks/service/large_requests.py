@@ -1,7 +1,7 @@
 """Requests of tasks that are too large to travel inline: each becomes a blob.
 
-The blob belongs to its task: the transaction that creates the task notes it. Of a task that is
-refused nothing is left, so whoever asks for tasks that nobody takes fills no disk.
+The blob belongs to its task: the transaction that creates the task notes it. A refused task leaves
+nothing behind, so a flood of refused requests cannot fill the disk.
 """
 
 import asyncio

@@ -88,8 +88,8 @@ class SessionContents:
     async def read_result(self, name: str, task_id: str) -> TaskPayload | GatepostError | None:
         """The result that a session left as a file, which is a blob if it is large.
 
-        Whatever is wrong with it is returned as an error. An error that is raised is about the disk
-        of this gateway, or about the processes that check contents.
+        A fault of the result is returned as an error. An error that is raised is about the disk of
+        this gateway, or about the processes that check contents.
         """
         path = self._core.state.sessions / name / WORK_FOLDER / RESULT_FILE
         try:

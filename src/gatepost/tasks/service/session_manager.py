@@ -5,8 +5,8 @@ of those at once: the end of the one and the start of the other are written whil
 
 The end of a session is recorded first, by an operation that looks at nothing the session left
 behind: from then on its token is dead. Its result is read and judged afterwards. A result that
-cannot be read or judged fails the task, whatever the reason. What goes wrong beyond that is found
-by a sweep: sessions in the journal that are not followed, and tasks without a session.
+cannot be read or judged fails the task, whatever the reason. A sweep finds all other faults:
+sessions in the journal that are not followed, and tasks without a session.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class SessionManager:
         return len(self._places)
 
     def look_for_tasks(self) -> None:
-        """Tasks may wait that nobody was told of."""
+        """Look for waiting tasks that were not announced."""
         self._wake.set()
 
     def task_changed(self, task: Task) -> None:

@@ -244,7 +244,7 @@ class TaskOperations:
                 requested.create_tasks(tx, new, draft, by)
             return known
         except ContractUnchecked:
-            return None  # There can be no verdict yet about an input that nobody has read.
+            return None  # There cannot be a verdict about an input that has not been read.
         except GatepostError as error:
             refusal = error
         finally:
