@@ -22,12 +22,18 @@ class TokenBucket:
 
     def take_tokens(self, count: int) -> None:
         """Take `count` tokens, or raise RateLimited. A full bucket is enough for any `count`."""
+        if not self.try_take(count):
+            wait = (min(count, self._burst) - self._tokens) / self._rate
+            raise RateLimited("too many requests; slow down", retry_after=round(wait, 3))
+
+    def try_take(self, count: int = 1) -> bool:
+        """Take `count` tokens; False, and nothing is taken, if there are fewer."""
         self._refill()
         count = min(count, self._burst)
         if self._tokens < count:
-            wait = (count - self._tokens) / self._rate
-            raise RateLimited("too many requests; slow down", retry_after=round(wait, 3))
+            return False
         self._tokens -= count
+        return True
 
     def is_full(self) -> bool:
         self._refill()
@@ -63,6 +69,10 @@ class SourceRateLimiter:
     def take_token(self, source: str, count: int = 1) -> None:
         """Count one attempt, or several. RateLimited carries the time to wait."""
         self._bucket_for(source).take_tokens(count)
+
+    def try_take(self, source: str, count: int = 1) -> bool:
+        """Count one attempt, or several; False, and none is counted, if these are too many."""
+        return self._bucket_for(source).try_take(count)
 
     def _bucket_for(self, source: str) -> TokenBucket:
         if (bucket := self._buckets.get(source)) is not None:

@@ -78,7 +78,7 @@ def answer_restored(parts: DeliveryParts, tx: Tx, restored: ReaderRestored) -> D
     The answer may be long. A reader that asks too often gets it when it asks again later.
     """
     node, incarnation, own_incarnation, through = restored
-    if not _may_ask(parts, node, tx.now):
+    if not _count_question(parts, node, tx.now):
         return NOTHING
     position = (parts.node.id, own_incarnation, through)
     after = position_after(load_incarnations(tx), [position], parts.node.id)
@@ -86,7 +86,8 @@ def answer_restored(parts: DeliveryParts, tx: Tx, restored: ReaderRestored) -> D
     return greeted or [ReaderResumed(node, incarnation)]
 
 
-def _may_ask(parts: DeliveryParts, node: str, now: int) -> bool:
+def _count_question(parts: DeliveryParts, node: str, now: int) -> bool:
+    """Count a question of a restored node; False if it asks too often."""
     asked = [at for at in parts.resume_questions.get(node, ()) if 0 <= now - at < _ASKING_MS]
     parts.resume_questions[node] = [*asked, now][:_MOST_QUESTIONS]
     return len(asked) < _MOST_QUESTIONS

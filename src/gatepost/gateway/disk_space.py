@@ -19,7 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 async def wait_for_space(state_dir: Path) -> None:
     """Return once the state directory can be written; report a full disk once."""
     has_waited = False
-    while not _has_space(state_dir):
+    while not _try_reserve(state_dir):
         if not has_waited:
             log.error("the disk of %s is full: the gateway starts when there is space", state_dir)
         has_waited = True
@@ -28,7 +28,7 @@ async def wait_for_space(state_dir: Path) -> None:
         log.warning("the disk of %s has space again", state_dir)
 
 
-def _has_space(state_dir: Path) -> bool:
+def _try_reserve(state_dir: Path) -> bool:
     try:
         StateDir(state_dir).create_folder()
         _reserve_space(state_dir / f".space.{os.getpid()}")

@@ -11,7 +11,6 @@ from functools import partial
 from gatepost.access.rate_limit import SourceRateLimiter
 from gatepost.clock import Clock
 from gatepost.delivery.frames import AnyFrame, HelloFrame, LogAnswer, LogRequest
-from gatepost.errors import RateLimited
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.links.link_port import LinkPort
 
@@ -37,20 +36,11 @@ class TaskLogs:
     def answer_request(self, asker: str, request: LogRequest, answered: LogAnswered) -> None:
         if self.read_log is None:
             answered(LogAnswer(request.id, problem="it has no logs"))
-        elif not self._may_ask(asker):
+        elif self._answering.get(asker, 0) >= _UNANSWERED or not self._limits.try_take(asker):
             answered(LogAnswer(request.id, is_busy=True))
         else:
             self._answering[asker] = self._answering.get(asker, 0) + 1
             self.read_log(asker, request, partial(self._finish, asker, answered))
-
-    def _may_ask(self, asker: str) -> bool:
-        if self._answering.get(asker, 0) >= _UNANSWERED:
-            return False
-        try:
-            self._limits.take_token(asker)
-        except RateLimited:
-            return False
-        return True
 
     def _finish(self, asker: str, answered: LogAnswered, answer: LogAnswer) -> None:
         self._answering[asker] -= 1

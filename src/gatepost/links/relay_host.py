@@ -131,13 +131,14 @@ class RelayHost:
         """
         for part in self._parts:
             if part.peer == source and part.is_following:
-                if self._may_restart(source, reader, position, part.now()):
+                if self._try_restart(source, reader, position, part.now()):
                     part.start_following()
                 else:
                     self._delayed_restarts.add((source, reader))
                 return
 
-    def _may_restart(self, source: str, reader: str, position: int, now: int) -> bool:
+    def _try_restart(self, source: str, reader: str, position: int, now: int) -> bool:
+        """Note that a reader restarts a replica; False if it does so again too soon."""
         last = self._restarts.get((source, reader))
         if last is None or position > last.position:
             self._restarts[source, reader] = ReplicaRestart(position, now, _FIRST_RESTART_MS)

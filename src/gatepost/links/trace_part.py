@@ -25,7 +25,7 @@ from gatepost.delivery.frames import (
     TraceStep,
 )
 from gatepost.delivery.local_node import LocalNode
-from gatepost.errors import GatepostError, LinkError, RateLimited
+from gatepost.errors import GatepostError, LinkError
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
 from gatepost.ledger import Ledger
@@ -116,13 +116,9 @@ class TraceForwarder:
         found = self._coordinator.routes.directory.gateways.get(node)
         return None if found is None else found.key
 
-    def may_ask(self, asker: str, count: int) -> bool:
+    def try_take(self, asker: str, count: int) -> bool:
         """Count the events that a gateway asks for. False if these are too many."""
-        try:
-            self._limits.take_token(asker, max(1, count))
-        except RateLimited:
-            return False
-        return True
+        return self._limits.try_take(asker, max(1, count))
 
     def forward_request(self, part: "TracePart", frame: TraceRequest) -> str:
         """Pass a request on; returns the problem if that cannot be done.
@@ -282,7 +278,7 @@ class TracePart:
         elif (
             self._answering < _UNANSWERED
             and not self.is_busy
-            and self._forwarder.may_ask(asker, _request_cost(frame))
+            and self._forwarder.try_take(asker, _request_cost(frame))
         ):
             self._answering += 1
             if frame.ledger and self._forwarder.ledger is not None:
@@ -340,7 +336,7 @@ class TracePart:
         self, frame: TraceRequest, asker: str, answer: TraceAnswer, is_pruned: bool
     ) -> None:
         archive = self._forwarder.archive
-        if not is_pruned or archive is None or not self._forwarder.may_ask(asker, _PROOF_EVENTS):
+        if not is_pruned or archive is None or not self._forwarder.try_take(asker, _PROOF_EVENTS):
             self._send_made(answer)
             return
 

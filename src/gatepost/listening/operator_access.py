@@ -77,8 +77,11 @@ class OperatorAccess:
                 return limited
         return _unauthorized()
 
-    def is_operator(self, connection: AnyConnection) -> bool:
-        """Whether the request carries the local token. It may carry another one instead."""
+    def identify_operator(self, connection: AnyConnection) -> bool:
+        """Note the operator as the holder of a connection that shows the local token.
+
+        False if the request shows another token, or none.
+        """
         self.require_tls(connection)
         found = self._has_token(connection)
         if found:

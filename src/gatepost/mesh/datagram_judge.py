@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gatepost.access.rate_limit import SourceRateLimiter, TokenBucket
-from gatepost.errors import RateLimited
 from gatepost.mesh.address_cookie import AddressCookies
 from gatepost.mesh.datagram_signature import (
     SIGNATURE_BYTES,
@@ -91,7 +90,10 @@ class DatagramJudge:
         self._clock.set_time(now.steady_ms)
         offset_secs = envelope.timestamp - now.unix_secs
         if abs(offset_secs) > self._tolerance:
-            if not self._is_known_sender(envelope, text, signature, source):
+            if not self._try_take_skewed(envelope, source):
+                return Refusal.CLOCK_SKEW
+            key = self.members[envelope.node_id]
+            if not self._is_authentic(key, text, signature, source):
                 return Refusal.CLOCK_SKEW
             message = self._open_payload(envelope, in_tunnel=signature is None)
             if isinstance(message, Refusal):
@@ -113,18 +115,11 @@ class DatagramJudge:
             return Refusal.WRONG_RECEIVER
         return envelope
 
-    def _is_known_sender(
-        self, envelope: DatagramEnvelope, text: bytes, signature: bytes | None, source: str
-    ) -> bool:
-        """Whether a datagram at the wrong time is authentic, as far as that may be looked at."""
-        try:
-            if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
-                self._skewed.take_token(envelope.node_id)
-            else:
-                self._take_unproven(source)
-        except RateLimited:
-            return False
-        return self._is_authentic(self.members[envelope.node_id], text, signature, source)
+    def _try_take_skewed(self, envelope: DatagramEnvelope, source: str) -> bool:
+        """Count a datagram at the wrong time; False if it is not worth the check of a signature."""
+        if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
+            return self._skewed.try_take(envelope.node_id)
+        return self._try_take_unproven(source)
 
     def _check_origin(
         self,
@@ -142,7 +137,7 @@ class DatagramJudge:
         fingerprint = fingerprint_datagram(text)
         if not self._replays.can_take(sender, fingerprint, now.steady_ms):
             return Refusal.REPLAYED
-        if not self._is_within_limits(envelope, source):
+        if not self._try_take(envelope, source):
             return Refusal.RATE_LIMITED
         if not self._is_authentic(self.members[sender], text, signature, source):
             return Refusal.BAD_SIGNATURE
@@ -160,32 +155,23 @@ class DatagramJudge:
             text = encode_message(padded_message, now.unix_secs, self._signed_count)
         return append_signature(text, self._signer)
 
-    def _is_within_limits(self, envelope: DatagramEnvelope, source: str) -> bool:
-        try:
-            if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
-                self._peers.take_token(envelope.node_id)
-            elif not self._may_announce(envelope):
-                self._take_unproven(source)
-        except RateLimited:
-            return False
-        return True
+    def _try_take(self, envelope: DatagramEnvelope, source: str) -> bool:
+        """Count a datagram; False if its limit is used up."""
+        if self._cookies.is_valid(envelope.echo, envelope.node_id, source):
+            return self._peers.try_take(envelope.node_id)
+        if self._shows_cluster_token(envelope) and self._announcers.try_take(envelope.node_id):
+            return True
+        return self._try_take_unproven(source)
 
-    def _take_unproven(self, source: str) -> None:
-        self._addresses.take_token(source)
-        self._unproven.take_tokens(1)
+    def _try_take_unproven(self, source: str) -> bool:
+        return self._addresses.try_take(source) and self._unproven.try_take()
 
-    def _may_announce(self, envelope: DatagramEnvelope) -> bool:
-        """Whether this is an announcement of a node with the cluster token, within its limit."""
+    def _shows_cluster_token(self, envelope: DatagramEnvelope) -> bool:
+        """Whether this is an announcement of a node with the cluster token."""
         if envelope.type != _ANNOUNCE or not self.cluster_tokens:
             return False
         payload = decode_payload(envelope)
-        if payload is None or not self._has_token(envelope, payload):
-            return False
-        try:
-            self._announcers.take_token(envelope.node_id)
-        except RateLimited:
-            return False
-        return True
+        return payload is not None and self._has_token(envelope, payload)
 
     def _is_authentic(
         self, member: MeshMember, text: bytes, signature: bytes | None, source: str

@@ -161,5 +161,5 @@ class HubParts:
         """A request for published capabilities found no agent."""
         for id in capabilities:
             entry = self.router.capabilities.get(id)
-            if entry is not None and self.misses.is_repeated(id, tx.now):
+            if entry is not None and self.misses.count_miss(id, tx.now):
                 note_misfire(tx, entry.public_part, "routing_miss", None)

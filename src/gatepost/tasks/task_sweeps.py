@@ -16,10 +16,10 @@ def end_each(tx: Tx, ids: Iterable[str], *ways: EndTask) -> list[str]:
     A task that cannot end in the first way ends in the next one, which does less. If all fail, it
     is left for the next sweep.
     """
-    return [id for id in ids if any(_has_ended(tx, id, way) for way in ways)]
+    return [id for id in ids if any(_try_end(tx, id, way) for way in ways)]
 
 
-def _has_ended(tx: Tx, id: str, way: EndTask) -> bool:
+def _try_end(tx: Tx, id: str, way: EndTask) -> bool:
     _, error = try_operation(tx, lambda tx: way(tx, id))
     if error is not None:
         log.warning("task %s cannot end: %s", id, error)

@@ -68,7 +68,7 @@ def test_a_task_is_late_once(hub: HubHarness) -> None:
 
 def test_only_repeated_misses_within_a_while_count() -> None:
     misses = RoutingMisses()
-    assert [misses.is_repeated("a", now) for now in (0, 1, 2, 3)] == [False, False, True, True]
-    assert not misses.is_repeated("b", 3)
+    assert [misses.count_miss("a", now) for now in (0, 1, 2, 3)] == [False, False, True, True]
+    assert not misses.count_miss("b", 3)
     far = 10_000_000
-    assert [misses.is_repeated("a", far + now) for now in (0, 1, 2)] == [False, False, True]
+    assert [misses.count_miss("a", far + now) for now in (0, 1, 2)] == [False, False, True]

@@ -122,7 +122,7 @@ class ExternalAgents:
         return AgentInviteResult(issued.token, kept.id, kept.agent_id, kept.scopes, kept.expires_at)
 
     async def _find_grantor(self, request: AnyRequest) -> AgentSession | None:
-        if not has_session_token(request) and self._access.is_operator(request):
+        if not has_session_token(request) and self._access.identify_operator(request):
             return None
         return await self.authenticate_session(request)
 

@@ -443,7 +443,7 @@ class FeedbackGuard:
         self._agents = agents
 
     async def require_access(self, request: AnyRequest) -> None:
-        if not has_session_token(request) and self._access.is_operator(request):
+        if not has_session_token(request) and self._access.identify_operator(request):
             return
         self._agents.guard.require_tls(request)
         require_scope(await self._agents.authenticate_session(request), Scope.ADMIN_FEEDBACK)

@@ -6,7 +6,6 @@ A few are usual: scans, members that this gateway does not know yet, nodes that 
 from gatepost.access import TokenBucket
 from gatepost.clock import Clock
 from gatepost.delivery.abuse import AbuseKind, AbuseLog
-from gatepost.errors import RateLimited
 from gatepost.mesh.refusals import Refusal
 
 _USUAL_RATE, _USUAL_BURST = 5.0, 200
@@ -22,17 +21,8 @@ class StrangerRefusals:
 
     def note_refusal(self, source: str, refusal: Refusal) -> None:
         """Count a datagram from an address; report it, if there are more than usual."""
-        if _has_token(self._usual) or not _has_token(self._reports):
+        if self._usual.try_take() or not self._reports.try_take():
             return
         address = source.rpartition(":")[0] or source
         detail = f"more datagrams that are refused than usual, the last one as {refusal}"
         self._abuse.report_abuse(f"address:{address}", AbuseKind.DATAGRAM_FLOOD, detail)
-
-
-def _has_token(bucket: TokenBucket) -> bool:
-    """Take a token, if there is one."""
-    try:
-        bucket.take_tokens(1)
-    except RateLimited:
-        return False
-    return True

@@ -44,8 +44,8 @@ class RoutingMisses:
     def __init__(self) -> None:
         self._times: dict[str, deque[int]] = {}
 
-    def is_repeated(self, capability: str, now: int) -> bool:
-        """Count one miss; returns whether there were enough of them lately."""
+    def count_miss(self, capability: str, now: int) -> bool:
+        """Count one miss; returns whether enough of them are recent for a misfire."""
         if len(self._times) >= _MAX_CAPABILITIES and capability not in self._times:
             self._times.clear()
         times = self._times.setdefault(capability, deque(maxlen=_REPEATED_MISSES))
