@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 ABUSE = "abuse"
 INTERVAL_MS = 3_600_000
 MAX_ENTRIES = 512
-# Stand for the sources that are not counted one by one, because there are too many of them.
+# Count the sources beyond the limits together.
 OTHERS, STRANGERS = "others", "strangers"
-# Addresses never take all entries, so a node is counted by its name.
+# Addresses fill at most this many entries, so that nodes can always be counted by name.
 _MAX_ADDRESSES = 128
 # Sources of one kind that get a separate incident in an hour.
 _MAX_NAMED = 16
@@ -72,7 +72,7 @@ class AbuseRecord(Struct):
 
 
 class AbuseReport(Struct):
-    """What one incident says. `sources` are at most `_MAX_DISTINCT`."""
+    """The content of one incident, with at most `_MAX_DISTINCT` sources."""
 
     detail: str
     since: int
@@ -81,7 +81,7 @@ class AbuseReport(Struct):
     sources: dict[str, None] = {}
 
     def is_current(self, now: int) -> bool:
-        # The clock may have gone back: nothing waits longer than the interval.
+        # After the clock went back, do not wait longer than the interval.
         return self.since <= now < self.since + INTERVAL_MS
 
     def describe(self, kind: AbuseKind) -> str:
@@ -187,7 +187,7 @@ class AbuseLog:
     def before_commit(self, tx: Tx) -> None:
         for (source, kind), is_amendment in list(self._unwritten.items()):
             report = self._reports[source, kind]
-            # The same hour has the same incident, also after a restart.
+            # Reports of one hour share an incident, also after a restart.
             hour = report.since // INTERVAL_MS * INTERVAL_MS
             write = self._incidents.amend if is_amendment else self._incidents.raise_
             write(tx, ABUSE, f"{source}/{kind}@{hour}", report.describe(kind))

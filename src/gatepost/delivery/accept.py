@@ -1,4 +1,4 @@
-"""The second transaction, `accept`: events of another outbox are taken once, in order, for good.
+"""The second transaction, `accept`: take events of another outbox, each once and in order.
 
 A whole batch is taken in one transaction with the cursor. A tracked event is accepted into its
 agent's mailbox, or refused, or held: a number of its pair is missing, its blob is not here yet, or
@@ -40,7 +40,7 @@ from gatepost.journal.transaction import Tx
 
 
 class EventBatch(Struct, frozen=True):
-    """Events of one outbox, all that are for us up to `upto`. `now` is the emitter's clock.
+    """All events for us in one outbox through `upto`. `now` is the emitter's clock.
 
     `confirmed` are offers of ours that the outbox confirms further on.
     """
@@ -63,7 +63,7 @@ class TakenBatch(NamedTuple):
 
 
 def take_batch(parts: DeliveryParts, tx: Tx, batch: EventBatch) -> TakenBatch:
-    """Take a batch in, all of it or nothing. Of a revoked node nothing counts beyond a seq."""
+    """Take a whole batch or nothing. Events of a revoked node count through a fixed seq only."""
     cursor = OutboxCursor.load(tx, batch.source, batch.incarnation, batch.first_seq)
     events = [(decode_event(body), body) for body in batch.events]
     last = parts.routes.honoured_seqs.get(batch.source)
@@ -88,7 +88,7 @@ def take_own(parts: DeliveryParts, tx: Tx, own: OwnEvent) -> Decisions:
 
 
 def skip_events(parts: DeliveryParts, tx: Tx, skip: SkipFrame) -> Decisions:
-    """The events for us up to here are gone; the next one starts anew."""
+    """The events for us through this seq are gone; continue with the next one."""
     cursor = OutboxCursor.load(tx, skip.source, skip.incarnation, skip.first_seq)
     if skip.upto < cursor.seq:
         return NOTHING
@@ -119,7 +119,7 @@ def _read_events(
 ) -> list[tuple[Envelope, bytes]]:
     """Move the cursor over these events, and return those that did not come before.
 
-    LinkError if one of them does not belong here, or one was left out.
+    LinkError if one of them does not belong here, or if one is missing.
     """
     new = []
     for envelope, body in events:

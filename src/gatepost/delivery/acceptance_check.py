@@ -61,7 +61,7 @@ class AcceptanceCheck:
             or self._cancels_task(tx, envelope)
             or envelope.is_skill_distribution
         ):
-            # If the room still says it lives here, it did a moment ago.
+            # If the room still names this gateway, the agent was here until a moment ago.
             return NO_AGENT if self.is_unknown(tx, agent) else "moved"
         if suspicion := self._suspicion_of(tx, envelope):
             return suspicion
@@ -119,7 +119,7 @@ class AcceptanceCheck:
         return "forged_reply"
 
     def _wait_for_room(self, tx: Tx, envelope: Envelope) -> str:
-        """Hold an event until the room says that its agent lives there, but not for ever."""
+        """Hold an event until the room confirms its sender's home, for a limited time."""
         since = held_since(tx, self._source, parse_event_id(envelope.event_id))
         if since is None or not self._parts.holds.suspects.is_grace_over(since, tx.now):
             return SENDER
@@ -128,7 +128,7 @@ class AcceptanceCheck:
         return "forged_sender"
 
     def _report_forgery(self, envelope: Envelope, kind: AbuseKind, detail: str) -> None:
-        """Report it once, however often the event is looked at."""
+        """Report a forged event once, however often it is checked."""
         if envelope.event_id not in self._forged:
             self._forged.add(envelope.event_id)
             self._parts.abuse.report_abuse(self._source, kind, detail)
@@ -146,7 +146,7 @@ class AcceptanceCheck:
         return self._hosted[agent]
 
     def is_reply_mail(self, tx: Tx, reply: Envelope) -> bool:
-        """Whether a reply is mail for the agent it answers, and not only kept for the caller."""
+        """Whether a reply becomes mail for its agent, instead of being kept for the caller only."""
         if reply.ref_event_id is not None:
             id = parse_event_id(reply.ref_event_id)
             row = tx.fetch_one(_SELECT_REPLIES_TO, (id,))
@@ -155,7 +155,7 @@ class AcceptanceCheck:
         return self._takes_mail(tx, reply.to_agent_id or "")
 
     def _cancels_task(self, tx: Tx, envelope: Envelope) -> bool:
-        """Whether it cancels a task of this gateway, perhaps of an agent that has moved since."""
+        """Whether an event cancels a task of this gateway; the task's agent may have moved."""
         if envelope.kind != EventKind.TASK_CANCEL or envelope.ref_event_id is None:
             return False
         return self._parts.hub.has_task(tx, parse_event_id(envelope.ref_event_id))
@@ -181,7 +181,7 @@ class AcceptanceCheck:
         return not has_blob(tx, ref.digest) and self._can_open(ref)
 
     def _can_open(self, ref: PayloadRef) -> bool:
-        """A blob that is not for us is not worth fetching: its event will be refused."""
+        """Whether this gateway can decrypt a blob. If not, its event is refused without a fetch."""
         try:
             key = self._parts.routes.sender_key(self._source)
             self._parts.node.cipher.unwrap_key(ref.keys, key)

@@ -39,9 +39,9 @@ class Agents:
 
     def __init__(self, max_agents: int = MAX_AGENTS) -> None:
         self.max_agents = max_agents
-        # The agents that the hub of this gateway runs: it takes their tasks, and no mailbox does.
+        # The agents that the hub runs. The hub takes their tasks directly, without a mailbox.
         self.hub_run: frozenset[str] = frozenset()
-        # The registered ids, once the writer asked for them; read again after any change.
+        # The registered ids, loaded on first use and again after each change.
         self._registered: set[str] | None = None
         self._changing: Tx | None = None
         self.has_changed = False
@@ -95,7 +95,7 @@ class Agents:
         return id in self._registered
 
     def forget_registered(self, tx: Tx | None = None) -> None:
-        """Read the registered ids again. `tx`, which changed them, may still be undone."""
+        """Load the registered ids again, because `tx` changed them and may be rolled back."""
         self._registered, self._changing, self.has_changed = None, tx, True
 
     def find_executor_skills(self, tx: Tx, id: str) -> tuple[StatedSkill, ...] | None:
@@ -115,7 +115,7 @@ class Agents:
         return [_agent_from_row(row) for row in tx.fetch_all(f"{_SELECT_AGENT} ORDER BY id")]
 
     def remove(self, tx: Tx, id: str, actor: str) -> None:
-        """Nothing can be sent to it from now on. Its mail is the caller's to purge first."""
+        """Remove an agent, so that it cannot receive messages. Purge its mailbox first."""
         self.get(tx, id)
         tx.execute("DELETE FROM agent WHERE id = ?", (id,))
         self.forget_registered(tx)

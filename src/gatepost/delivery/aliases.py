@@ -1,8 +1,8 @@
 """Aliases: other names for agents, which senders at this gateway may use.
 
 An alias is a name for receivers, and never an identity: it is replaced by the agent it stands for
-before anything else is done, so no agent can register, send or take mail under it. An agent that
-comes by the name of an alias goes first.
+before anything else is done, so no agent can register, send or take mail under it. If an agent
+registers under the name of an alias, the agent wins.
 """
 
 from gatepost.delivery.agents import Agents
@@ -19,7 +19,7 @@ _SAVE = "INSERT OR REPLACE INTO alias (alias, agent) VALUES (?, ?)"
 
 
 class AgentAliases:
-    """For the writer's thread, but for `list_aliases`."""
+    """Use it in the writer's thread only, except for `list_aliases`."""
 
     def __init__(self, agents: Agents, routes: RouteFinder) -> None:
         self._agents = agents
@@ -67,7 +67,7 @@ class AgentAliases:
     def _load(self, tx: Tx) -> dict[str, str]:
         if self._known is None:
             self._known = self.list_aliases(tx)
-            # They may be of a group that is rolled back.
+            # They may come from a group that is rolled back.
             tx.on_rollback(self._drop)
         return self._known
 

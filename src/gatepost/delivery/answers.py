@@ -1,4 +1,4 @@
-"""Answering again: receipts for an event that came before, or that its sender asks about."""
+"""Receipts for an event that comes again, or whose sender asks about its state."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from gatepost.journal.transaction import Tx
 from gatepost.mailbox import MailState
 from gatepost.mailbox.lookup import find_mail
 
-# The replies to one event that are looked at: an honest gateway sends one.
+# The most replies to one event that are checked. An honest gateway sends one.
 _MAX_REPLIES = 200
 _OUTCOMES = {
     MailState.ACKED: "ok",

@@ -63,7 +63,7 @@ from gatepost.journal.transaction import Row, Tx
 from gatepost.routing import Route
 
 _SELECT_KNOWN = "SELECT 1 FROM delivery WHERE event_id = ?"
-# An incarnation without events leaves no trace, so that counting them would not do.
+# Incarnations without events are not recorded, so incarnations cannot be counted.
 _FROM_ITS_NODE = "event_id = ? AND node = ?"
 _ACCEPT = update_delivery(
     DeliveryInput.ACCEPT,
@@ -86,18 +86,18 @@ _REPLY = update_delivery(
     where=_FROM_ITS_NODE,
     returning="from_agent, to_agent, origin_node, replies_to, kind, emitted_at",
 )
-# Attempts are counted from the last answer of the owner.
+# Count attempts since the owner's last answer.
 _NOTE_HELD = f"""
 UPDATE delivery SET attempt = 1, reason = ?, next_at = min(?, expires_at)
 WHERE {_FROM_ITS_NODE} AND {IS_UNACCEPTED} AND (reason IS NULL OR reason LIKE 'held: %')
 """
-# The receipt that a turn has ended is the last; a later one does not replace it.
-# Later messages need not wait for the reply: their turns come behind this one.
+# A turn ends once: a later receipt does not replace the first. Later messages need not wait for the
+# reply, because their turns follow this one.
 _NOTE_TURN = """
 UPDATE delivery SET verdict = 'processed: ok', pair_seq = 0
 WHERE event_id = ? AND node = ? AND processed_at IS NULL RETURNING from_agent, to_agent, origin_node
 """
-# No turn was taken as far as the sender was told. A turn that ended well is the end.
+# The sender was not told of a turn. A turn that ended well is final.
 _ENDED_WITHOUT_TURN = "(state = 'dead_letter' OR outcome NOT IN ('ok', 'kept'))"
 _AMEND = update_delivery(
     DeliveryInput.AMEND,
@@ -121,7 +121,7 @@ _AMEND_UNDELIVERED = """
 UPDATE undelivered SET verdict = ?1, verdict_at = ?2 WHERE event_id = ?3 AND node = ?4
     AND coalesce(verdict, '') NOT LIKE 'processed:%'
 """
-# Nothing is left to be done with a message that had its turn after all.
+# A message that had its turn after all needs no replay.
 _FORGET_UNDELIVERED = """
 DELETE FROM undelivered WHERE event_id = ? AND node = ? AND replayed_as IS NULL
 """
@@ -162,7 +162,7 @@ def apply_receipt(parts: DeliveryParts, tx: Tx, arrived: ReceiptArrived) -> Deci
 
 
 def apply_hold(parts: DeliveryParts, tx: Tx, reported: HoldReported) -> Decisions:
-    """The owner holds an event: it is not given up before it expires, and seldom asked for."""
+    """The owner holds an event: do not give it up before it expires, and ask rarely."""
     source, ref, why = reported
     if why not in _NOT_TO_BE_NOTED:
         due = tx.now + parts.policy.max_backoff
@@ -174,7 +174,7 @@ def apply_hold(parts: DeliveryParts, tx: Tx, reported: HoldReported) -> Decision
 
 
 def _is_forgotten(parts: DeliveryParts, tx: Tx, event_id: bytes) -> bool:
-    """Whether this journal was restored, and may have sent the event before it was lost."""
+    """Whether this journal was restored, and may have sent the event before the loss."""
     is_known = tx.fetch_one(_SELECT_KNOWN, (event_id,)) is not None
     return not is_known and was_restored(tx)
 
@@ -196,7 +196,7 @@ def apply_reply(parts: DeliveryParts, tx: Tx, arrived: ReplyArrived) -> Decision
 def _accept_delivery(
     parts: DeliveryParts, tx: Tx, source: str, ref: str, offer: int | None = None
 ) -> Decisions:
-    """A node may have accepted an earlier offer, which was withdrawn: that does not count."""
+    """Note the receipt `accepted`, unless it is for an earlier offer that was withdrawn."""
     id = parse_event_id(ref)
     sla = parts.policy.sla
     row = tx.fetch_one(_ACCEPT, (tx.now, tx.now, sla, id, source, offer))
@@ -294,7 +294,7 @@ def _ignore_receipt(parts: DeliveryParts, tx: Tx, id: bytes, source: str, verdic
 
 
 def _handle_refusal(parts: DeliveryParts, tx: Tx, source: str, ref: str, reason: str) -> Decisions:
-    """Another node may take it; one that was accepted before is lost and given up."""
+    """Try another node after a refusal; give up a message that was accepted before."""
     found = find_delivery(tx, ref)
     if found is None:
         return _note_verdict(parts, tx, parse_event_id(ref), source, f"refused: {reason}")
@@ -387,7 +387,7 @@ def _draft_dead_letter(
 def _keep_undelivered(
     parts: DeliveryParts, tx: Tx, delivery: OpenDelivery, reason: str, verdict: str | None
 ) -> None:
-    """Keep the payload, for it may be sent again."""
+    """Keep the payload for a replay."""
     payload, said = EMPTY_PAYLOAD, dict[str, Any]()
     try:
         first = find_first_event(tx, delivery.event_id)

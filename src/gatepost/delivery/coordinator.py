@@ -1,6 +1,6 @@
 """The delivery coordinator: messages between agents, wherever they live.
 
-A message takes four transactions, each durable before anybody hears of it:
+A message takes four transactions. Each is on disk before its outcome is reported:
 
 1. `send`: the sender's gateway appends the event and opens its delivery.
 2. `accept`: the owner's gateway takes it from that outbox (`take_batch`), puts it into the agent's
@@ -11,8 +11,8 @@ A message takes four transactions, each durable before anybody hears of it:
 To an agent of this very gateway, 1 and 2 are one transaction, and so are 3 and 4.
 
 Each has its module. What a module decides about the tables of another it returns as decisions.
-`apply_decisions` passes each decision to the function that
-`_handlers` names for it, and goes on until no decision is left.
+`apply_decisions` passes each decision to the function that `_handlers` names for it, until no
+decision is left.
 """
 
 from collections.abc import Callable, Mapping
@@ -95,7 +95,7 @@ class CountedReceipt(NamedTuple):
 
 
 class DeliveryCoordinator:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class DeliveryCoordinator:
         self._on_receipt: Callable[[CountedReceipt], None] = _ignore_event
         self._on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] = _ignore_event
         self._on_blob_wanted: Callable[[str, str], None] = _ignore_event
-        # Nodes of which this commit group holds requests to check.
+        # Nodes with requests that this commit group holds until they are checked.
         self._to_check: set[str] = set()
         self._on_check_wanted: Callable[[str], None] = _ignore_event
         self._on_agents_changed: Callable[[], None] = _ignore_event
@@ -204,7 +204,7 @@ class DeliveryCoordinator:
         self.apply_decisions(tx, send.send_event(self._parts, tx, out, route).decisions)
 
     def send_event(self, tx: Tx, out: OutgoingEvent, node: str | None = None) -> str | None:
-        """Returns the node it went to. If no node can take it, it is a dead letter at once.
+        """Send an event; returns its node. An event that no node can take is a dead letter at once.
 
         With `node` it goes there, wherever its agent lives now.
         """
@@ -230,7 +230,7 @@ class DeliveryCoordinator:
         return taken.seq
 
     def skip_events(self, tx: Tx, skip: SkipFrame) -> None:
-        """Events of another outbox are gone for good: go on behind them."""
+        """Events of another outbox are gone for good: continue after them."""
         self.apply_decisions(tx, accept.skip_events(self._parts, tx, skip))
 
     def blob_arrived(self, tx: Tx, digest: str) -> None:
@@ -243,7 +243,7 @@ class DeliveryCoordinator:
         return is_blob_sent_to(tx, digest, node) or self._parts.hub.is_result_for(tx, digest, node)
 
     def contents_checked(self, tx: Tx, source: str, event_ids: list[str]) -> None:
-        """There are verdicts about the contents of these events: take them in."""
+        """The contents of these events were checked: release the events."""
         self.apply_decisions(tx, release.release_checked(self._parts, tx, source, event_ids))
 
     # -- 3. engage: turns of local agents
@@ -310,7 +310,7 @@ class DeliveryCoordinator:
             (ack,) = self._parts.dispatcher.enqueue(tx, letter.to, letter.from_, [mail])
             return ack
         info = decode_info(meta)
-        # What another gateway said for itself is not said again under the same name of this one.
+        # Do not repeat another gateway's own message under this gateway's name.
         sender = GATEWAY if is_qualified(letter.from_) else letter.from_
         out = OutgoingEvent(draft_again(info, id, sender, letter.to), payload, info.payload_ref)
         mark = tx.begin_operation()
@@ -391,7 +391,7 @@ class DeliveryCoordinator:
     # -- decisions
 
     def apply_decisions(self, tx: Tx, decisions: Decisions) -> None:
-        """Apply decisions, each with all that follows from it before the next one.
+        """Apply decisions depth-first: each with all its consequences before the next one.
 
         That is the order of direct calls. It matters: of several deliveries that are routed to this
         node, the second is looked at only after the first was taken, or refused and moved on.
@@ -421,14 +421,14 @@ class DeliveryCoordinator:
         return (*signals, *turns) if signals or turns else NOTHING
 
     def _amend_end(self, tx: Tx, amended: EndAmended) -> Decisions:
-        """Tell the original sender of forwarded mail, and callers that wait, what happened."""
+        """Report an amended end to the original sender of forwarded mail and to waiting callers."""
         counted = CountedReceipt(amended.kind, "processed", amended.elapsed, amended.event_id)
         self._on_receipt(counted)
         self.sent.status_changed(tx, amended.event_id)
         return self._forwarder.amend_forward(tx, amended)
 
     def _end_turn(self, tx: Tx, turn: TurnEnded) -> Decisions:
-        """The reply, and behind it the second receipt."""
+        """Send the reply, then the receipt `processed`."""
         info = turn.info
         reply = engage.send_reply(self._parts, tx, turn)
         receipt = PROCESSED if reply is None else REPLIED
@@ -472,4 +472,4 @@ class DeliveryCoordinator:
 
 
 def _ignore_event(*_: object) -> None:
-    """The listener until `observe` sets another one."""
+    """The default of every listener; `observe` replaces it."""

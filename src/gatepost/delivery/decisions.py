@@ -18,7 +18,7 @@ from gatepost.wire.operations import EventInfo
 
 
 class OwnEvent(NamedTuple):
-    """An event was appended that is for this gateway itself: take it in this transaction."""
+    """An event for this gateway itself was appended: take it in this transaction."""
 
     draft: Envelope
 
@@ -51,14 +51,14 @@ class ReplyArrived(NamedTuple):
 
 
 class RerouteDelivery(NamedTuple):
-    """Send a delivery whole to another node. Void if the delivery has changed since."""
+    """Send a delivery, with its payload, to another node; ignored if it has changed since."""
 
     delivery: OpenDelivery
     route: Route
 
 
 class GiveUpDelivery(NamedTuple):
-    """Make a delivery a dead letter. `verdict` is what is known of its last owner.
+    """Make a delivery a dead letter. `verdict` is the last known answer of its owner.
 
     Void if the delivery has changed since.
     """
@@ -100,9 +100,9 @@ class NodeRevoked(NamedTuple):
 
 
 class ReaderResumed(NamedTuple):
-    """Everything that the lost journal of `node` may have heard of is given up.
+    """Every message that the lost journal of `node` may have read is given up.
 
-    Tell the node up to where each of its pairs is closed, and which events are new to it.
+    Tell the node through which number each of its pairs is closed, and which events are new to it.
     """
 
     node: str
@@ -137,7 +137,7 @@ class DeliveryEnded(NamedTuple):
 
 
 class EndAmended(NamedTuple):
-    """A delivery that was given up had its turn after all, `elapsed` ms after it was emitted."""
+    """A delivery that was given up was processed after all, `elapsed` ms after it was emitted."""
 
     event_id: str
     kind: str
@@ -147,7 +147,7 @@ class EndAmended(NamedTuple):
 
 
 class VerdictArrived(NamedTuple):
-    """The last owner of a delivery that was given up, for `reason`, speaks of it after all."""
+    """The last owner answers about a delivery that was given up for `reason`."""
 
     event_id: str
     kind: str
@@ -230,7 +230,7 @@ class TaskReportWanted(NamedTuple):
 
 
 class EventsSkipped(NamedTuple):
-    """Events that `node` had for this gateway are gone for good."""
+    """Events from `node` for this gateway are gone for good."""
 
     node: str
 
@@ -242,7 +242,7 @@ class BlobMissing(NamedTuple):
 
 
 class BlobWanted(NamedTuple):
-    """Something can be accepted only once this blob is fetched."""
+    """Fetch this blob: an event or a result waits for it."""
 
     digest: str
     source: str

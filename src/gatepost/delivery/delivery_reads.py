@@ -11,7 +11,7 @@ _SELECT_OPEN_BY_NODE = """
 SELECT node, count(*) FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL AND node <> ?
 GROUP BY node
 """
-# Without a receipt, by the reason the owner gave.
+# Deliveries without a receipt, by the owner's reason.
 _SELECT_WAITING = """
 SELECT node, reason, count(*), min(emitted_at), max(attempt) FROM delivery
 WHERE processed_at IS NULL AND accepted_at IS NULL AND node IS NOT ?1 GROUP BY node, reason
@@ -42,7 +42,7 @@ FROM undelivered WHERE event_id = ?
 
 
 class DeliveryRecord(NamedTuple):
-    """What the sender knows of a message. `emitted_at` is None if the delivery is forgotten."""
+    """The sender's record of a message. `emitted_at` is None if the delivery is forgotten."""
 
     kind: str
     from_agent: str
@@ -105,7 +105,7 @@ def count_undelivered(tx: Tx) -> int:
 
 
 def find_record(tx: Tx, event_id: bytes) -> DeliveryRecord | None:
-    """The delivery of a message, or what is kept of one that was given up."""
+    """The record of a message: its delivery, or the copy kept after it was given up."""
     id = (event_id,)
     row = tx.fetch_one(_SELECT_RECORD, id) or tx.fetch_one(_SELECT_GIVEN_UP, id)
     return None if row is None else DeliveryRecord(*row)

@@ -1,4 +1,4 @@
-"""The states of a delivery, as its sender sees it, and the only moves between them.
+"""The states of a delivery at its sender, and the only transitions between them.
 
 A message is `emitted` into the outbox. Its owner's receipt makes it `accepted`; without a receipt
 in time it is `retry_pending`, and is then emitted again, routed to another node, or given up. An

@@ -1,4 +1,4 @@
-"""The deliveries of this gateway in the journal, and the earliest time one has to be looked at."""
+"""The deliveries of this gateway in the journal, and when the next one is due."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from gatepost.journal.transaction import Row, Tx
 
 
 class OpenDelivery(NamedTuple):
-    """What the sender looks at of a delivery; its fields are columns."""
+    """The part of a delivery that the sender's transactions use; its fields are columns."""
 
     event_id: bytes
     kind: str
@@ -90,27 +90,26 @@ _SELECT_DESTINATIONS = """
 SELECT DISTINCT node FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL
 """
 
-# A delivery whose whole story is in this journal: what became of older ones may have been lost.
+# Deliveries since the last restore: the ends of older ones may have been lost.
 SINCE_RESTORE = f"emitted_at > {RESTORED_AT_SQL}"
 
-# What is known of the owner of a message that was given up before it was sent.
+# The verdict of a message that was given up before it was sent.
 NEVER_SENT = "never sent"
 
-# Why a delivery waits that expired after it was sent: its owner may have taken it.
+# The delivery expired after it was sent, and waits because its owner may have taken it.
 EXPIRING = "expiring"
-# Why a delivery is parked, which is then at no node: its owner was revoked before it was sent, or
-# its node says that the agent moved. No other node is known to host the agent yet.
+# Reasons to park a delivery, so that it is at no node: its owner was revoked before it was sent, or
+# its node reports that the agent moved, and no other node is known to host the agent yet.
 HOMELESS = "homeless"
 MOVED = "moved"
 IS_PARKED = f"(reason IN ('{MOVED}', '{HOMELESS}') AND {IS_UNACCEPTED})"
 
 
 class OpenDeliveries:
-    """What is kept in memory of the open deliveries.
+    """State of the open deliveries in memory.
 
-    `destinations` are the nodes something was sent to, for the dialer. `next_due` is the earliest
-    time the timers have to look at a delivery; 0 means at once. `previous_now` is the time of the
-    commit group before.
+    `destinations` are the nodes something was sent to, for the dialer. `next_due` is when the next
+    delivery is due; 0 means at once. `previous_now` is the time of the commit group before.
     """
 
     def __init__(self) -> None:
@@ -126,7 +125,7 @@ class OpenDeliveries:
         self.destinations |= {row[0] for row in tx.fetch_all(_SELECT_DESTINATIONS)}
 
     def forget_due(self) -> None:
-        """Look at the journal again: the group whose deadlines we remember was rolled back."""
+        """Read the deadlines from the journal again, because a group was rolled back."""
         self.next_due = 0
         self.previous_now = None
 
@@ -145,7 +144,7 @@ def find_delivery(tx: Tx, event_id: str) -> OpenDelivery | None:
 
 
 def find_numbered(tx: Tx, out: OutgoingEvent) -> OpenDelivery | None:
-    """Our open delivery of the same message with a number: its first event, or one forwarded.
+    """Our open, numbered delivery of the same message, whether sent first or forwarded from here.
 
     There is one at most.
     """

@@ -35,7 +35,7 @@ _PAIRS_CACHED = 10_000
 
 
 class GivenReplies(NamedTuple):
-    """The replies of an ack by lease handle, with their fingerprints, and those it cannot send."""
+    """The replies of an ack and their fingerprints by lease handle, and the failed ones."""
 
     replies: dict[str, TurnReply]
     marks: dict[str, bytes]
@@ -65,13 +65,13 @@ def read_replies(tx: Tx, inline: Mapping[str, Raw], refs: Mapping[str, str]) -> 
 
 
 class TurnReader:
-    """The ends of pairs are cached, for an ack comes with nothing but the number of its pair."""
+    """Finds the turn of closed mail. Caches pairs, because an ack names its pair by number only."""
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[str, str]] = {}
 
     def read_turn(self, tx: Tx, closed: ClosedMail, reply: TurnReply | None) -> TurnEnded | None:
-        """The turn that closed some mail; None if no event brought that mail."""
+        """The turn that closed a mail; None if the mail was enqueued without an event."""
         meta = closed.meta or find_meta(tx, closed.mail_id)
         if meta is None:
             return None
@@ -83,7 +83,7 @@ class TurnReader:
         self._pairs.clear()
 
     def _find_pair(self, tx: Tx, pair: int) -> tuple[str, str]:
-        """(sender, mailbox) of a pair, whose id never comes back for another."""
+        """(sender, mailbox) of a pair. Ids of pairs are never reused."""
         found = self._pairs.get(pair)
         if found is None:
             sender, mailbox = pair_ends(tx, pair)
@@ -142,7 +142,7 @@ def _reply_here(
         try:
             deliver_here(parts, tx, out, route)
         except MailboxFull:
-            # Nothing was written yet: as an event for ourselves the reply is held.
+            # Nothing was written yet. Emitted to ourselves instead, the reply is held.
             pass
         else:
             return decisions

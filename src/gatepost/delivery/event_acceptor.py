@@ -1,6 +1,6 @@
 """Accepting and refusing events: the mail, the inbox row and the receipt of each.
 
-Mail is collected in runs of one sender and one mailbox, and put away together at the end.
+Mail is collected in runs of one sender and one mailbox, and enqueued run by run at the end.
 """
 
 from gatepost.delivery.abuse import AbuseKind
@@ -92,7 +92,7 @@ class EventAcceptor:
             self._decisions.append(TaskRequested(self._source, envelope, payload))
 
     def _becomes_mail(self, tx: Tx, envelope: Envelope) -> bool:
-        """Whether an event is mail for its agent: not if it is for a caller or the hub alone."""
+        """Whether an event becomes mail; false if only a caller or the hub takes it."""
         if envelope.kind == EventKind.REPLY:
             return self._check.is_reply_mail(tx, envelope)
         return not self._is_for_hub(envelope)
@@ -116,12 +116,12 @@ class EventAcceptor:
         self.append_receipt(tx, envelope, Receipt(status="refused", reason=reason[:1000]))
 
     def refuse_unrecorded(self, tx: Tx, envelope: Envelope, reason: str) -> None:
-        """Refuse an event without a row in the inbox: it is taken as new whenever it comes."""
+        """Refuse an event without recording it: if it comes again, it is new."""
         self.flush_runs(tx)
         self.append_receipt(tx, envelope, Receipt(status="refused", reason=reason))
 
     def append_acceptance(self, tx: Tx, envelope: Envelope, offer: int = 0) -> None:
-        """Append the receipt for an accepted event or offer; that of a task has its ETA."""
+        """Append the receipt for an accepted event or offer; for a task, with its ETA."""
         eta = None
         if envelope.kind == EventKind.TASK_CREATE:
             eta = self._parts.hub.find_eta(envelope.to_agent_id or "", envelope.task)
@@ -138,7 +138,7 @@ class EventAcceptor:
         return event_id in self._in_runs
 
     def flush_runs(self, tx: Tx) -> None:
-        """Put the mail of all runs away, with inbox rows and receipts."""
+        """Write the mail of all runs, with inbox rows and receipts."""
         runs, self._runs = self._runs, {}
         self._in_runs.clear()
         for (mailbox, sender), run in runs.items():

@@ -1,4 +1,4 @@
-"""The mail of an event: what a mailbox keeps of it, and the new event that mail can become.
+"""Mail made from an event, and the new event made from mail that is sent on.
 
 The envelope and the description that mail carries share the names of their fields. Fields that both
 have are copied by name, so a new field of a message needs no line here.
@@ -78,7 +78,7 @@ def describe_event(
 
 
 def draft_again(info: EventInfo, event_id: str, sender: str, to: str) -> Envelope:
-    """The message that some mail brought, as a new event for `to`, caused by the old one.
+    """A new event for `to` with the message of a mail, caused by the old event.
 
     It is due at once, and has no expiry and no origin yet.
     """

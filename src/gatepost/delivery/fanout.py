@@ -1,6 +1,6 @@
 """One message for several agents: a copy for each, each with its own event id and delivery.
 
-The copies' ids follow from the id of the whole, so that a call that is repeated finds them again.
+The copies' ids follow from the id of the whole, so that a repeated call finds them again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -54,7 +54,7 @@ def make_copies(
             to_agents=UNSET,
             event_id=copy_event_id(whole, agent),
             corr_id=corr_id,
-            # No key a client may choose has a space in it, so these are apart from all others.
+            # Keys of clients cannot contain a space, so these cannot collide with them.
             idempotency_key=key if isinstance(key, UnsetType) else f"{key} {agent}",
         )
         yield copy, blake2b(fingerprint + agent.encode(), digest_size=16).digest()

@@ -1,14 +1,14 @@
-"""Forwarding the mail of agents that live elsewhere now, and answering for it.
+"""Forwarding mail of agents that moved to another gateway, and reporting its end.
 
-When an agent moved, mail that was accepted for it here is not lost: mail that no consumer has in
-hand leaves the mailbox and goes on as an event of our own, caused by the one it stands for. That is
-one transaction, so a gateway may be killed at any moment. The end of our event is reported to the
-original sender, reply and all, as if the turn had ended here. Mail that was merely enqueued here
-for an agent that lives elsewhere goes the same way, but its end is not reported.
+When an agent moved, mail that was accepted for it here is not lost: mail that is not leased leaves
+the mailbox as a new event of ours, caused by the original event. That is one transaction, so a
+gateway may be killed at any moment. The end of our event is reported to the original sender, reply
+and all, as if the turn had ended here. Mail that was merely enqueued here for an agent that lives
+elsewhere goes the same way, but its end is not reported.
 
 Two gateways may disagree for a moment about where an agent lives, and each send its mail to the
-other. When mail that a gateway has sent on before comes back and goes on again, the mailbox waits
-from then on: until the agent's home changes, or for a delay that doubles each time.
+other. When forwarded mail comes back and is forwarded again, the mailbox waits before the next
+time: until the agent's home changes, or for a delay that doubles each time.
 """
 
 from collections.abc import Iterable
@@ -66,7 +66,7 @@ UPDATE forwarded SET outcome = ?, reason = ? WHERE event_id = ? AND outcome NOT 
 RETURNING meta, sender, mailbox, source, original
 """
 _SELECT_REPLY = "SELECT reply, reply_ref FROM delivery WHERE event_id = ?"
-# Mail of this message was sent on from here, or sent from here, and has not ended.
+# This message was sent or forwarded from here, and has not ended.
 _SELECT_SENT_BEFORE = """
 SELECT 1 FROM delivery WHERE event_id = ?1 AND processed_at IS NULL
 UNION ALL SELECT 1 FROM delivery WHERE origin = ?1 AND processed_at IS NULL LIMIT 1
@@ -75,14 +75,14 @@ _SELECT_OUTCOME = "SELECT outcome, reason FROM forwarded WHERE source = ? AND or
 _SELECT_FORWARDS = """
 SELECT event_id, at FROM forwarded WHERE source = ? AND original = ? ORDER BY event_id
 """
-# The event of another gateway that `{event}`, an event of ours, stands for.
+# The original event of another gateway for which our `{event}` was emitted.
 ORIGINAL_SQL = "SELECT original FROM forwarded WHERE event_id = {event}"
 # Whether the event `{event}` of `{source}` was forwarded and its turn has not ended.
 IS_FORWARD_OPEN_SQL = """EXISTS (
     SELECT 1 FROM forwarded f
     WHERE f.source = {source} AND f.original = {event} AND f.outcome IS NULL
 )"""
-# The outcome of forwarded mail is asked for as long as its event may come again.
+# Keep the outcome of forwarded mail while its event may come again.
 _FORGET = f"""
 DELETE FROM forwarded WHERE event_id IN (
     SELECT event_id FROM forwarded h WHERE at <= ? AND outcome IS NOT NULL
@@ -92,7 +92,7 @@ DELETE FROM forwarded WHERE event_id IN (
 
 
 class ReturnDelays:
-    """The mailboxes whose mail came back, and how long each of them waits before it goes on again.
+    """The mailboxes whose forwarded mail came back, and how long each waits before the next time.
 
     Only in memory: after a restart the delays begin anew.
     """
@@ -103,7 +103,7 @@ class ReturnDelays:
         self._ends: dict[str, int] = {}
 
     def must_wait(self, mailbox: str, now: int) -> bool:
-        """Whether a delay lasts. A clock that was set back does not make it longer."""
+        """Whether a mailbox still waits. Setting the clock back does not prolong the wait."""
         end = self._ends.get(mailbox)
         return end is not None and end - self._delays[mailbox] <= now < end
 
@@ -130,7 +130,7 @@ class ReturnDelays:
 
 
 class MailForwarder:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(
         self,
@@ -146,11 +146,11 @@ class MailForwarder:
         self._dispatcher = dispatcher
         self._incidents = incidents
         self._consumer = f"forward:{node.id}"
-        # Agent → the other node it lives at; and those whose mailbox is to be looked at.
+        # Agent → the other node that it lives at; and the agents whose mailbox was not checked yet.
         self._elsewhere: dict[str, str] = {}
         self._unchecked: set[str] = set()
         self._delays = ReturnDelays()
-        # Whether any forwarded mail has not ended; None until the journal was asked.
+        # Whether any forwarded mail is open; None until it is read from the journal.
         self._has_open: bool | None = None
 
     def room_changed(self) -> None:
@@ -166,7 +166,7 @@ class MailForwarder:
         self._has_open = None
 
     def follow_forwarded(self, tx: Tx, overtaken: MailOvertaken) -> Decisions:
-        """Send mail on before its agent, which may still be connected here, is served with it."""
+        """Forward mail before its agent, which may still be connected here, can lease it."""
         (mailbox,) = overtaken
         if mailbox not in self._elsewhere:
             return NOTHING
@@ -184,7 +184,7 @@ class MailForwarder:
         return [decision for each in taken for decision in each]
 
     def next_due(self, tx: Tx) -> int | None:
-        """When the first mailbox that waits may be looked at again."""
+        """When the first waiting mailbox is due."""
         return self._delays.next_due(tx.now)
 
     def _choose_mail(self, tx: Tx) -> dict[str, MailChoice]:
@@ -203,7 +203,7 @@ class MailForwarder:
         return takes
 
     def record_forward(self, tx: Tx, forward: ForwardMail) -> None:
-        """Remember which event our own stands for, so that its end can be reported."""
+        """Remember the original event of a forwarded one, so that its end can be reported."""
         event, info = forward.event, forward.info
         if info is None:
             return
@@ -213,14 +213,14 @@ class MailForwarder:
         self._has_open = True
 
     def fail_forward(self, tx: Tx, forward: ForwardMail, error: GatepostError) -> Decisions:
-        """Mail that cannot be sent on is lost, and its sender is told so."""
+        """Report mail that cannot be forwarded as lost to its sender."""
         self._incidents.raise_(tx, "forward_failed", forward.msg_id, error.message)
         if forward.info is None:
             return NOTHING
         return (TurnEnded(forward.info, *forward.event.agents, "dead_letter", error.message),)
 
     def end_forward(self, tx: Tx, ended: DeliveryEnded) -> Decisions:
-        """If the delivery that ended stood for another event, that one's turn has ended too."""
+        """If the ended delivery was forwarded mail, end the turn of the original event."""
         if not self._has_open_forwards(tx):
             return NOTHING
         id = parse_event_id(ended.event_id)
@@ -231,7 +231,7 @@ class MailForwarder:
         return self._end_turn(tx, id, ended, row), ForwardEnded(source, original)
 
     def amend_forward(self, tx: Tx, amended: EndAmended) -> Decisions:
-        """Its sender was told that the mail ended without a turn: tell it of the turn."""
+        """Tell the original sender of a turn, after an end without one was reported to it."""
         id = parse_event_id(amended.event_id)
         row = tx.fetch_one(_AMEND_FORWARD, (amended.outcome, amended.reason, id))
         return NOTHING if row is None else (self._end_turn(tx, id, amended, row),)
@@ -239,7 +239,7 @@ class MailForwarder:
     def _end_turn(
         self, tx: Tx, id: bytes, ended: DeliveryEnded | EndAmended, row: Row
     ) -> TurnEnded:
-        """The end of the mail that our event `id` stood for, as its sender is told of it."""
+        """The end of the forwarded mail that our event `id` carried, for its original sender."""
         meta, sender, mailbox, *_ = row
         ((payload, digest),) = tx.fetch_all(_SELECT_REPLY, (id,))
         info = decode_info(meta)
@@ -274,7 +274,7 @@ class MailForwarder:
         return ForwardMail(event, route, message.msg_id, info)
 
     def _was_sent_before(self, tx: Tx, event: OutgoingEvent) -> bool:
-        """Whether mail came back that this gateway has sent to another one, and that has not ended.
+        """Whether a mail is one that this gateway sent to another before, and that is still open.
 
         Mail that a sender of this gateway sent to its own mailbox has not been anywhere else.
         """
@@ -326,7 +326,7 @@ class MailForwarder:
 
 
 def forward_outcome(tx: Tx, source: str, original: bytes) -> tuple[str | None, str | None] | None:
-    """(outcome, reason) of mail that was forwarded, both None as long as it is under way."""
+    """(outcome, reason) of forwarded mail; both None while it is open."""
     row = tx.fetch_one(_SELECT_OUTCOME, (source, original))
     return None if row is None else (row[0], row[1])
 

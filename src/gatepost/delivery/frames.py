@@ -2,7 +2,7 @@
 
 Either side reads the other's outbox: it subscribes from its position, gets events as long as its
 credit lasts, and confirms the events it has stored, which renews the credit. Frames are MessagePack
-arrays; events travel as the very bytes that their digests were taken of.
+arrays; events travel as the exact bytes that were hashed.
 """
 
 from typing import Annotated
@@ -123,13 +123,12 @@ class CommitGroup(LinkFrame, frozen=True, tag="group"):
 
 
 class EventsFrame(LinkFrame, frozen=True, tag="events"):
-    """All events for the reader of one incarnation of one outbox, up to and with `upto`.
+    """All events of one outbox incarnation for the reader, through `upto`.
 
     On the stream to a relay, `everyone` lists the events for all subscribers. Their envelopes look
     like those of events that stay with their own gateway. On the stream of the source itself,
     `confirmed` lists events of the reader's offers whose `confirm` comes behind `upto`: a reader
-    that catches up need not wait for those signals. They cost no credit, and an older gateway does
-    not read them.
+    that catches up need not wait for those signals. They cost no credit.
     """
 
     source: FrameName

@@ -5,7 +5,7 @@ import msgspec
 from gatepost.journal.transaction import Row, Tx
 from gatepost.wire.report_views import IncidentView
 
-# People look at incidents long after everything else about them is gone.
+# Incidents are kept longer than the rows that they are about.
 _KEEP_MS = 30 * 86_400_000
 _KEEP_OF_CLASS = 10_000
 # Incidents that are settled in one transaction.

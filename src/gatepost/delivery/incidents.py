@@ -68,7 +68,7 @@ class IncidentLog:
             self._beyond.clear()
 
     def _note_beyond(self, tx: Tx, share: tuple[str, str], subject: str) -> None:
-        """Say how many there were, each time that the number has doubled."""
+        """Update the number of unrecorded incidents each time it has doubled."""
         self._beyond[share] += 1
         number, (kind, peer) = self._beyond[share], share
         if number & (number - 1) == 0:
@@ -77,7 +77,7 @@ class IncidentLog:
 
 
 def _bounds_of(kind: str, subject: str) -> list[tuple[tuple[str, str], int]]:
-    """The shares that an incident takes from, (class, peer), and the size of each."""
+    """The limits that apply to an incident: (class, peer) and the maximum of each."""
     bounds = [((kind, _EVERYBODY), _MOST_OF_CLASS)]
     if kind in _CAUSED_BY_PEERS:
         peer = subject.partition("/")[0].partition("@")[0]

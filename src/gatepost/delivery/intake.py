@@ -1,6 +1,6 @@
 """The intake: events of one source, taken in one transaction in the order of their pairs.
 
-Each event is accepted, offered, refused or held; whatever it frees is released behind it.
+Each event is accepted, offered, refused or held; then the events that waited for it are released.
 """
 
 from msgspec import UNSET
@@ -52,9 +52,9 @@ from gatepost.journal.transaction import Tx
 
 
 class Intake:
-    """What one transaction takes from one source; nothing of it outlives the transaction.
+    """The events that one transaction takes from one source; it lives no longer than that.
 
-    `decisions` collects what the other parts of the core have to do; `finish` it first.
+    Call `finish` before reading `decisions`.
     """
 
     def __init__(self, parts: DeliveryParts, source: str, incarnation: str, now: int) -> None:
@@ -62,7 +62,7 @@ class Intake:
         self.source = source
         self.decisions: list[Decision] = []
         self.pairs = InboxPairs(incarnation)
-        # Events of this batch that never came before, and pairs that are saved when it ends.
+        # New events of this batch, and pairs to save at its end.
         self._unseen: set[bytes] = set()
         self._added_pairs = 0
         self._check = AcceptanceCheck(parts, source, now)
@@ -80,7 +80,7 @@ class Intake:
             self.acceptor.flush_runs(tx)
             self._answer_again(tx, envelope, state)
         elif envelope.payload is UNSET and envelope.payload_ref is None:
-            # A retry of an event we do not have: we need all of it.
+            # A retry without payload of an unknown event: ask for the whole event.
             self.acceptor.append_receipt(tx, envelope, Receipt(status="refused", reason="resend"))
         elif envelope.to_agent_id is None:
             self.acceptor.refuse_unrecorded(tx, envelope, NO_AGENT)
@@ -93,7 +93,7 @@ class Intake:
             self._take_unordered(tx, envelope, body)
 
     def _is_for_unknown_agent(self, tx: Tx, envelope: Envelope) -> bool:
-        """Whether its agent lives nowhere, and never got mail of this sender here."""
+        """Whether the agent is unknown everywhere, and never got mail from this sender here."""
         if envelope.kind == EventKind.REPLY or not self._check.is_unknown(
             tx, envelope.to_agent_id or ""
         ):
@@ -112,7 +112,7 @@ class Intake:
         return InboxState.UNSEEN if is_unseen else state_of(tx, self.source, event_id)
 
     def finish(self, tx: Tx) -> list[Decision]:
-        """Put away what is accepted and save the pairs; returns the decisions."""
+        """Enqueue the accepted mail and save the pairs; returns the decisions."""
         self.acceptor.flush_runs(tx)
         self.pairs.save_changed(tx)
         return self.decisions
@@ -139,7 +139,7 @@ class Intake:
         self.decisions += answers.report_hold(self.parts.writer, tx, self.source, event_id, why)
 
     def _answer_held(self, tx: Tx, event_id: str) -> None:
-        """Its sender asks where it is: perhaps the fetch of its blob was given up."""
+        """A held event comes again: report the hold, and resume the fetch of its blob if needed."""
         found = held_events.find_reason(tx, self.source, parse_event_id(event_id))
         if found is not None:
             why, digest = found
@@ -163,7 +163,7 @@ class Intake:
                 self.release_held(tx, key)
 
     def admit_pair(self, tx: Tx, key: PairKey) -> bool:
-        """Let a pair become known; False if it is not, and its source has too many pairs here."""
+        """Admit a pair; False if it is new and its source has too many pairs here."""
         pair = self.pairs.load_pair(tx, key)
         if pair.is_new:
             excess = excess_of_pairs(tx, self.source, self.parts.limits, self._added_pairs)
@@ -172,7 +172,7 @@ class Intake:
         return not pair.is_new
 
     def _admit_held(self, tx: Tx, size: int) -> bool:
-        """Tell whether one more event of that size is held; if not, the source is reported."""
+        """Admit one more held event of this size, or report the source and return False."""
         return not self._report_excess(excess_of_events(tx, self.source, self.parts.limits, size))
 
     def _report_excess(self, excess: str) -> bool:
@@ -192,7 +192,7 @@ class Intake:
                 self._report_hold(tx, envelope.event_id, why)
 
     def _admit_event(self, tx: Tx, envelope: Envelope, body: bytes) -> bool:
-        """Tell whether an event is held or offered; if not, its sender is told to ask again."""
+        """Admit an event to be held or offered; False if its sender is told to ask again."""
         is_held = self.state_of(tx, parse_event_id(envelope.event_id)) is InboxState.HELD
         if is_held or self._admit_held(tx, len(body)):
             return True
@@ -240,7 +240,7 @@ class Intake:
         if reason in HOLD_REASONS:
             self._hold_event(tx, key, pair, envelope, body, reason)
         elif reason:
-            # Its sender decides what becomes of it; until then no later number overtakes it.
+            # No later number overtakes it until its sender has decided.
             pair.note_refused(envelope.pair_seq)
             self.acceptor.refuse_event(tx, envelope, reason)
         elif not envelope.offer:
@@ -324,7 +324,7 @@ class Intake:
         self._decide_unordered(tx, envelope, held.body, reason)
 
     def close_number(self, tx: Tx, key: PairKey, number: int) -> None:
-        """This number of a pair never comes."""
+        """Note that a number of a pair never comes."""
         pair = self.pairs.load_pair(tx, key)
         held_events.end_forwarded_number(tx, key, pair, number)
         if number == pair.next:
@@ -334,7 +334,7 @@ class Intake:
         self.release_held(tx, key)
 
     def close_through(self, tx: Tx, key: PairKey, through: int) -> None:
-        """Of the numbers up to `through`, those that are not held here never come."""
+        """Note that the numbers through `through` never come, except those that are held here."""
         self.pairs.load_pair(tx, key).close_through(through)
         self.release_held(tx, key)
 
@@ -402,7 +402,7 @@ def _count_decided_offer(intake: Intake, tx: Tx, key: PairKey, number: int) -> N
 
 
 def _skip_closed_numbers(pair: InboxPair, held: HeldEvent) -> bool:
-    """Advance over numbers that never come, up to a held one; False if the next may still come."""
+    """Advance past numbers that never come, to a held one; False if the next may still come."""
     if not pair.is_next_closed():
         return False
     pair.advance_to(min(held.number, pair.closed + 1))
@@ -412,7 +412,7 @@ def _skip_closed_numbers(pair: InboxPair, held: HeldEvent) -> bool:
 def _pass_empty_number(
     intake: Intake, tx: Tx, key: PairKey, pair: InboxPair, held: HeldEvent
 ) -> bool:
-    """Go on behind a number without an event; False while its mail is forwarded and open."""
+    """Advance past a number without an event; False while its forwarded mail is open."""
     if held.why == FORWARDED and held.number == pair.next:
         return False
     pair.advance_to(held.number + 1)

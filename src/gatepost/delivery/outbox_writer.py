@@ -1,4 +1,4 @@
-"""Appending this gateway's own receipts and signals, and noticing events that are for itself."""
+"""Appends this gateway's receipts and signals; events for itself are returned as decisions."""
 
 from gatepost.delivery.decisions import NOTHING, Decisions, OwnEvent, ReceiptArrived
 from gatepost.delivery.local_node import LocalNode
@@ -18,7 +18,7 @@ _ENCODED = {receipt: encode_payload(receipt) for receipt in (ACCEPTED, PROCESSED
 
 
 def draft_acceptance(offer: int, now: int = 0, eta_secs: int | None = None) -> Receipt:
-    """The receipt for an accepted event, or for this offer of it, with the ETA of a task."""
+    """The receipt for an accepted event or offer, with the ETA of a task."""
     if eta_secs is None:
         return Receipt(status="accepted", offer=offer) if offer else ACCEPTED
     eta_at = now + eta_secs * 1000
@@ -26,7 +26,7 @@ def draft_acceptance(offer: int, now: int = 0, eta_secs: int | None = None) -> R
 
 
 def draft_pair_closed(pair: SenderPair, through: int) -> Signal:
-    """The signal that every number of a pair up to and with `through` is closed."""
+    """The signal that a pair is closed through `through`."""
     return Signal(
         signal="pair_closed",
         from_agent=pair.from_agent,
@@ -47,7 +47,7 @@ class OutboxWriter:
         return node in live or EVERYBODY in live
 
     def append(self, tx: Tx, draft: Envelope) -> Decisions:
-        """Append an event; one for this gateway itself is to be taken at once."""
+        """Append an event. One for this gateway itself is taken in the same transaction."""
         tx.append_event(draft)
         return (OwnEvent(draft),) if draft.to_node_id == self._node.id else NOTHING
 
@@ -63,7 +63,7 @@ class OutboxWriter:
         return self.append(tx, draft)
 
     def append_record(self, tx: Tx, ref: str, signal: Signal) -> None:
-        """Append a signal to ourselves that changes nothing: for the archive."""
+        """Append a signal to ourselves, as a record for the archive only."""
         tx.append_event(
             Envelope(
                 event_id=self._node.event_ids.next_id(),

@@ -30,7 +30,7 @@ class SenderPair(NamedTuple):
 
 
 class OutgoingEvent(Struct):
-    """One event for one agent: its envelope so far, and what no envelope says.
+    """One event for one agent: its unfinished envelope, and values that are not part of it.
 
     The payload is clear; with a `digest` it is the blob of that digest instead. Without a
     `priority` the event takes the one of its route. `eta_secs` is for the receipt of a task that

@@ -72,13 +72,13 @@ SELECT min(pair_seq) FROM delivery WHERE {_OF_PAIR} AND processed_at IS NULL AND
 _NOTE_PARKED = f"UPDATE pair_seq SET moving = ? WHERE {_OF_PAIR}"
 _SELECT_MOVING = "SELECT from_agent, to_agent, origin_node FROM pair_seq WHERE moving > 0"
 
-# The pair moves, and no node was told yet how far it is closed.
+# The pair moves, and no node was told yet through which number it is closed.
 _UNTOLD = 1
 _ABOVE_ALL = 1 << 62
 
 
 class PairNumber(NamedTuple):
-    """An event's number in its pair. Its receiver need not wait for numbers below `base`."""
+    """An event's number in its pair. Its receiver does not wait for numbers below `base`."""
 
     number: int
     base: int
@@ -92,7 +92,7 @@ class LowestOpen(NamedTuple):
 
 
 class ClosedThrough(NamedTuple):
-    """`node` is to be told that the pair is closed up to and with `number`."""
+    """Tell `node` that the pair is closed through `number`."""
 
     node: str
     number: int
@@ -145,7 +145,7 @@ class SenderPairs:
         ((last, routed, _, moving),) = tx.fetch_all(_SELECT_PAIR, pair)
         lowest = self._lowest_open(tx, pair)
         elsewhere = lowest is not None and lowest.node != node
-        # A pair that moves stops only when a node was told: this node may have restarted since.
+        # A moving pair stops only after a node was told, because this process may have restarted.
         untold = elsewhere or moving > 0 or (routed != node and first < last)
         base = first if lowest is None else min(lowest.number, first)
         tx.execute(_SET_ROUTE, (node, base, _UNTOLD if untold else 0, *pair))
@@ -154,7 +154,7 @@ class SenderPairs:
         return base
 
     def close_numbers(self, tx: Tx, pair: SenderPair) -> ClosedThrough | None:
-        """After a number was closed or moved: who has to be told, and up to which number.
+        """After a number was closed or moved: the node to tell, and through which number.
 
         Of all nodes that have open numbers, only the one with the lowest can go on, up to where the
         next node's begin. `moving` is where that was when a node was last told.

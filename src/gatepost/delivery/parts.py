@@ -1,7 +1,7 @@
-"""What the transactions of delivery work with.
+"""The parts that the transactions of delivery share.
 
-They are functions of these parts, the transaction, and what the transaction is about. The parts
-keep in memory only what the journal would tell again.
+They are functions of these parts, the transaction, and what the transaction is about. Their state
+in memory can be read again from the journal.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from gatepost.mailbox import Dispatcher
 
 
 class TaskHub:
-    """What delivery asks of the hub, in the transaction that asks. This one knows of no tasks."""
+    """The questions of delivery to the hub, inside a transaction. This default knows no tasks."""
 
     def apply_notice(self, tx: Tx, notice: TaskNotice) -> Decisions:
         return NOTHING

@@ -1,4 +1,4 @@
-"""Encrypting the payloads of outgoing events, and again for another node after a re-route."""
+"""Encrypts the payloads of outgoing events, and again for the new node after a re-route."""
 
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ def encrypt_for(parts: DeliveryParts, tx: Tx, out: OutgoingEvent, node: str) -> 
 def encrypt_again(
     parts: DeliveryParts, tx: Tx, delivery: OpenDelivery, first: Envelope, node: str
 ) -> EncryptedContent:
-    """The payload of the event as it was first appended, for another node."""
+    """The payload of the first attempt, encrypted for another node."""
     public_key = parts.routes.public_key(node)
     if delivery.digest:
         return _wrap_blob_key(parts, tx, delivery.digest, public_key)
@@ -56,7 +56,7 @@ def encrypt_again(
 
 
 def decrypt_own(node: LocalNode, delivery: OpenDelivery, first: Envelope) -> bytes:
-    """The clear payload of a delivery, for keeping it as undelivered."""
+    """The clear payload of a delivery, to keep it as undelivered."""
     if delivery.content_key is None or delivery.digest:
         return EMPTY_PAYLOAD
     return node.cipher.decrypt_with_key(
@@ -76,7 +76,7 @@ def _wrap_blob_key(
 
 
 def find_first_event(tx: Tx, event_id: bytes) -> Envelope:
-    """The event as it was first appended, payload and all; perhaps a draft of this group.
+    """The first attempt of an event, with its payload; it may be a draft of this group.
 
     Attempts after the first have no payload.
     """

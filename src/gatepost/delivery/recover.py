@@ -56,7 +56,7 @@ SELECT from_agent, to_agent, origin_node, last, (
 def greet_reader(
     parts: DeliveryParts, tx: Tx, node: str, incarnation: str, after: int, *, restored: bool
 ) -> Decisions:
-    """Learn which journal a reader has. If the one that we knew is lost, resume the new one.
+    """Note the journal of a reader. If it replaced the one we knew, resume the new one.
 
     The new journal has read our outbox up to `after`. `restored`: the reader says that it was
     restored. A reader that we did not know may have read our outbox through relays before.
@@ -66,7 +66,7 @@ def greet_reader(
     if known == incarnation or (known is None and not restored):
         return NOTHING
     if sent > after:
-        # What the reader is told may get lost: the cut makes the next link repeat it.
+        # Our answer may get lost; the cut makes the next link repeat it.
         recipients.skip_through(tx, node, sent)
     lost = _give_up_sent(parts, tx, node, after, sent)
     return [*lost, ReaderResumed(node, incarnation), JournalLost(node)]
@@ -96,7 +96,7 @@ def _count_question(parts: DeliveryParts, node: str, now: int) -> bool:
 def _give_up_sent(parts: DeliveryParts, tx: Tx, node: str, after: int, sent: int) -> Decisions:
     """Give up what the lost journal of `node` may have read: its outcome is unknown."""
     records = (OpenDelivery(*row) for row in tx.fetch_all(_SELECT_OPEN_AT, (node,)))
-    # One that was refused before may have been accepted when it came again.
+    # A message that was refused before may have been accepted when it was sent again.
     heard = ((each, (each.event_id, node, after, sent)) for each in records)
     lost = [each for each, span in heard if was_sent_within(tx, *span)]
     reason = f"{node} has another journal than it had"
@@ -104,7 +104,7 @@ def _give_up_sent(parts: DeliveryParts, tx: Tx, node: str, after: int, sent: int
 
 
 def announce_resumed(parts: DeliveryParts, tx: Tx, resumed: ReaderResumed) -> Decisions:
-    """Tell a restored node which numbers never come again: it forgot what it closed since."""
+    """Tell a restored node which numbers never come: it forgot which ones it closed."""
     node, incarnation = resumed
     decisions: list[Decision] = []
     for *pair, last, elsewhere in tx.fetch_all(_SELECT_PAIRS_AT, (node,)):
@@ -117,7 +117,7 @@ def announce_resumed(parts: DeliveryParts, tx: Tx, resumed: ReaderResumed) -> De
 
 
 def doubt_open(parts: DeliveryParts, tx: Tx, limit: int) -> tuple[int, Decisions]:
-    """In a restored journal: an open delivery may be done. Ask its owner, never send it again.
+    """In a restored journal, ask the owners of open deliveries, and send none of them again.
 
     Returns how many; repeat it until that is 0.
     """
@@ -125,7 +125,7 @@ def doubt_open(parts: DeliveryParts, tx: Tx, limit: int) -> tuple[int, Decisions
     rows = tx.fetch_all(_SELECT_UNDOUBTED, (limit,))
     for found in (OpenDelivery(*row) for row in rows):
         if found.node == parts.node.id:
-            # It was to be tried again here, and perhaps that was done since the backup.
+            # It was due for another attempt here, which may have happened after the backup.
             why = "this gateway was restored from a backup, and cannot say what it did"
             decisions.append(GiveUpDelivery(found, "owner_restored", why))
             continue

@@ -28,7 +28,7 @@ from gatepost.journal.transaction import Tx, try_operation
 
 
 def release_for_blob(parts: DeliveryParts, tx: Tx, digest: str) -> Decisions:
-    """A blob was fetched and verified: keep its key, and accept what waited for it."""
+    """A blob was fetched and verified: keep its key, and accept the events that waited for it."""
     parts.counts.blobs += 1
     decisions: list[Decision] = []
     for key, envelope in held_events.events_held_for_blob(tx, digest):
@@ -68,7 +68,7 @@ def report_missing_blob(parts: DeliveryParts, tx: Tx, missing: BlobMissing) -> D
 
 
 def room_changed(parts: DeliveryParts, tx: Tx) -> Decisions:
-    """The room may say now that the senders of held events live where these came from."""
+    """The room may now confirm where the senders of held events live."""
     if next_due(parts, tx) is None:
         return []
     return _release_pairs(parts, tx, parts.holds.suspects.take_pairs(tx))
@@ -96,7 +96,7 @@ def before_commit(parts: DeliveryParts, tx: Tx) -> Decisions:
 
 
 def _release_each(parts: DeliveryParts, tx: Tx, keys: Iterable[PairKey]) -> list[Decision]:
-    """Release pairs in no operation of theirs: one that fails must not fail every group."""
+    """Release pairs between operations, so that one failing pair does not fail every group."""
     decisions: list[Decision] = []
     for key in keys:
         released, error = try_operation(tx, partial(_release_pairs, parts, keys=[key]))
@@ -109,7 +109,7 @@ def _release_each(parts: DeliveryParts, tx: Tx, keys: Iterable[PairKey]) -> list
 def _refuse_first_held(
     parts: DeliveryParts, tx: Tx, key: PairKey, error: GatepostError
 ) -> list[Decision]:
-    """The first event of a pair cannot be released: its sender decides what becomes of it."""
+    """Refuse the first held event of a pair, which cannot be released; its sender decides."""
     intake = Intake(parts, key.source, pair_incarnation(tx, key), tx.now)
     held = held_events.first_held(tx, key) or held_events.first_unordered(tx, key)
     if held is not None and held.event_id is not None:
@@ -134,7 +134,7 @@ def _release_pairs(parts: DeliveryParts, tx: Tx, keys: Iterable[PairKey]) -> lis
 
 
 def reopen_number(parts: DeliveryParts, tx: Tx, forward: ForwardMail) -> None:
-    """Accepted mail leaves this gateway, and may come back: its pair waits for its end."""
+    """Accepted mail was forwarded and may come back: its pair waits for its end."""
     source = forward.info.source_node if forward.info else None
     if forward.info is None or source in (None, parts.node.id):
         return
@@ -149,7 +149,7 @@ def reopen_number(parts: DeliveryParts, tx: Tx, forward: ForwardMail) -> None:
 
 
 def close_forwarded(parts: DeliveryParts, tx: Tx, ended: ForwardEnded) -> Decisions:
-    """Mail that was forwarded has ended: the pair goes on without its number."""
+    """Forwarded mail has ended: its pair continues without its number."""
     source, original = ended
     row = find_row(tx, source, original)
     if row is None or not row.pair_seq:
@@ -171,7 +171,7 @@ def expire_event(parts: DeliveryParts, tx: Tx, source: str, event_id: bytes) -> 
 
 
 def disown_undecided(parts: DeliveryParts, tx: Tx) -> tuple[int, Decisions]:
-    """In a restored journal: a held or offered event may be done, so its sender has to decide.
+    """In a restored journal, hand held and offered events back to their senders; they may be done.
 
     Returns how many there were.
     """

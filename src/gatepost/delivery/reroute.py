@@ -1,8 +1,8 @@
-"""Re-routing deliveries: to a fallback, after a refusal, or to where the agent lives now.
+"""Re-routing deliveries: to a fallback, after a refusal, or to the agent's new home.
 
-A delivery whose owner never comes back, revoked or given up on by an operator, is a dead letter if
-its owner may have taken it, and its sender hears why. One that the owner never got goes to where
-its agent lives now, or waits until the agent lives somewhere.
+If an owner never comes back, because it was revoked or an operator gave it up, a delivery that it
+may have taken becomes a dead letter. One that it never got goes to the agent's new home, or waits
+until there is one.
 
 The rules of offers and fallbacks are in `gatepost.delivery.inbox.offers`, those of pairs in
 `gatepost.delivery.pairs`.
@@ -79,7 +79,7 @@ _LOOK_SOONER = f"""
 UPDATE delivery SET next_at = min(next_at, ?) WHERE processed_at IS NULL AND node = ?
     AND {IS_UNACCEPTED} AND next_at > ?
 """
-# Ordered as they were sent, so that a pair stays in order at its next node.
+# In the order of sending, so that a pair stays in order at its next node.
 _SELECT_OPEN_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE node = ? AND processed_at IS NULL
 ORDER BY from_agent, to_agent, origin_node, pair_seq
@@ -117,7 +117,7 @@ class OpenFilter(Struct, forbid_unknown_fields=True):
 
 
 def reroute_delivery(parts: DeliveryParts, tx: Tx, decision: RerouteDelivery) -> Decisions:
-    """Withdraw a delivery from its node, and send it whole to the node of its new route.
+    """Withdraw a delivery from its node, and send it with its payload to its new node.
 
     The caller appends one `PairMoved` for all deliveries of the pair that move.
     """
@@ -144,7 +144,7 @@ def reroute_delivery(parts: DeliveryParts, tx: Tx, decision: RerouteDelivery) ->
 def reroute_refused(
     parts: DeliveryParts, tx: Tx, delivery: OpenDelivery, refused: frozenset[str], reason: str
 ) -> Decisions:
-    """Send a refused delivery elsewhere, with everything unaccepted of its pair.
+    """Send a refused delivery elsewhere, with all other unaccepted ones of its pair.
 
     A node that refuses one number has sent the receipts for those it accepted before, and lets
     no later number overtake; so the later ones go with it. Unordered deliveries go alone: the
@@ -167,7 +167,7 @@ def reroute_refused(
 
 
 def follow_agent(parts: DeliveryParts, tx: Tx, delivery: OpenDelivery) -> Decisions:
-    """Send it to where its agent lives now, or wait until the room says where that is."""
+    """Send a delivery to its agent's new home, or wait until the room names one."""
     elsewhere = frozenset({delivery.node})
     exhausted = delivery.attempt >= parts.policy.max_attempts
     if exhausted or _has_route(parts, tx, delivery.to_agent, elsewhere):
@@ -204,7 +204,7 @@ def _park_delivery(
 
 
 def room_changed(parts: DeliveryParts, tx: Tx, before: RoutingDirectory) -> Decisions:
-    """A member came, went or moved: deliveries to it may not have to wait any longer."""
+    """A member came, went or moved: deliveries to it may continue."""
     decisions: list[Decision] = []
     now = parts.routes.directory
     for node, agent in tx.fetch_all(_SELECT_WAITING_ROUTES):
@@ -282,7 +282,7 @@ def _unaccepted_of_pair(
 def end_deliveries_to_revoked(parts: DeliveryParts, tx: Tx) -> Decisions:
     """End the deliveries to revoked nodes."""
     directory = parts.routes.directory
-    # A machine may have been set up anew under its name.
+    # A new machine may have joined under its name.
     revoked = directory.revoked.keys() - directory.gateways.keys()
     if not revoked:
         return ()
@@ -312,7 +312,7 @@ def _end_delivery(parts: DeliveryParts, tx: Tx, found: OpenDelivery) -> Decision
     if found.state not in UNACCEPTED:
         detail = f"{found.node} was revoked before it said how it ended"
         return (GiveUpDelivery(found, "owner_revoked", detail, found.known_verdict),)
-    # An offer is not engaged before it is confirmed, and only a receipt brings that about.
+    # An offer that was never confirmed was not engaged, and only a receipt leads to that.
     if may_have_been_sent(tx, found) and not found.offer:
         detail = f"{found.node} was revoked, and may have taken it"
         return (GiveUpDelivery(found, "owner_revoked", detail),)
@@ -339,7 +339,7 @@ def draft_reroute(
     base: int,
     offer: int,
 ) -> Envelope:
-    """The same event, whole, for another node. `first` is its first attempt."""
+    """The same event, with its payload, for another node. `first` is its first attempt."""
     return replace(
         first,
         to_node_id=route.node,

@@ -1,4 +1,4 @@
-"""A journal that came back from a backup: a new incarnation, in which nothing is done twice.
+"""Starting on a journal from a backup: a new incarnation that does nothing twice.
 
 What the gateway did after the backup is unknown. So mail that waits or is in flight becomes dead
 letters, and its senders are told. Events that were taken and not accepted are handed back to their
@@ -24,7 +24,7 @@ from gatepost.mailbox.dead_letters import purge_mailbox
 from gatepost.mailbox.leases import release_all_leases
 from gatepost.mailbox.lookup import find_waiting_mailbox
 
-# Pairs go on behind their last number, on any route: receivers need not wait for the others.
+# Pairs continue after their last number, on any route; receivers do not wait for earlier ones.
 _RENEW_PAIRS = "UPDATE pair_seq SET node = '', base = last + 1, moving = 0"
 _DOUBT_UNDELIVERED = "UPDATE undelivered SET verdict = ? WHERE replayed_as IS NULL"
 
@@ -49,7 +49,7 @@ def begin_incarnation(tx: Tx, incarnation: str, leap: int) -> int:
 def quarantine(tx: Tx, core: DeliveryCore, limit: int) -> int:
     """Take part of the unfinished work out of use; returns how much. Repeat it until that is 0.
 
-    Only before anything else happens in the new incarnation: not even time may pass for it.
+    Do this before anything else happens in the new incarnation, even timers.
     """
     if buried := _bury_mail(tx, core, limit):
         return buried

@@ -1,8 +1,8 @@
 """Retention: which rows of deliveries may be forgotten, and what the outbox keeps for its readers.
 
-The outbox is forgotten up to where every active reader has taken it and no delivery is open. A
-reader that is away too long is not waited for: events that old are no longer kept for it, and when
-it comes back it gets them from the archive, if they are there.
+Events are forgotten once every active reader has taken them and their delivery has ended. A reader
+that is away too long is cut off: older events are no longer kept for it, and it gets them from the
+archive if they are there.
 """
 
 from gatepost.delivery.assembly import DeliveryCore
@@ -47,7 +47,7 @@ def forget_closed(tx: Tx, core: DeliveryCore, before: int, batch: int) -> int:
 
 
 class OutboxBounds:
-    """How far the outbox may be forgotten. Its readers are the members of the room."""
+    """Through which event the outbox can be pruned. Its readers are the members of the room."""
 
     def __init__(self, me: str, routes: RouteFinder, incidents: IncidentLog, cut_off: int) -> None:
         self._me = me
@@ -56,7 +56,7 @@ class OutboxBounds:
         self._cut_off = cut_off
 
     def read_through(self, tx: Tx) -> int | None:
-        """The highest seq that every active reader has taken; None if none waits for any."""
+        """The highest seq that every active reader has taken; None if nothing is left to take."""
         return _seq_before(self.lowest_needed(tx))
 
     def closed_through(self, tx: Tx) -> int | None:
@@ -74,7 +74,7 @@ class OutboxBounds:
         return None if seq is None else int(seq)
 
     def cut_off_readers(self, tx: Tx) -> list[str]:
-        """Wait no longer for readers that are away too long; returns them."""
+        """Cut off readers that are away too long; returns them."""
         gone = [
             node
             for node, done, seen_at in self._readers(tx)
@@ -94,7 +94,7 @@ class OutboxBounds:
         return [(node, *known.get(node, (0, 0))) for node in others]
 
     def _is_late(self, tx: Tx, node: str, done: int, seen_at: int) -> bool:
-        """Whether an event has waited too long for a reader that was not here since."""
+        """Whether an event has waited too long for a reader that was away all the time."""
         first = next_seq_for(tx, node, done)
         if first is None:
             return False

@@ -10,7 +10,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """Times in milliseconds.
 
     `abandon_after` is how long an accepted message may stay open. `verdict_wait` is how long the
-    sender of an expired message waits for a receipt of an owner that may have it.
+    sender of an expired message waits for a receipt from its owner.
     """
 
     accept_timeout: int = 20_000
@@ -23,7 +23,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     verdict_wait: int = 65_000
 
     def longest_waits(self) -> dict[DeliveryState, int]:
-        """The longest time a delivery may rest in each state before the timers look at it."""
+        """The longest time that a delivery stays in each state before it is due."""
         return {
             DeliveryState.EMITTED: self.accept_timeout,
             DeliveryState.RETRY_PENDING: max(self.accept_timeout, int(self.max_backoff * 1.2)),

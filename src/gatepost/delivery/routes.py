@@ -1,4 +1,4 @@
-"""The room as deliveries see it: who hosts which agent, who is online, and each member's key."""
+"""Where messages go: the host of each agent, who is online, and the key of each member."""
 
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.local_node import LocalNode
@@ -28,7 +28,7 @@ class RouteFinder:
             self.limit_honoured(node, revoked.last_seq)
 
     def limit_honoured(self, node: str, last_seq: int) -> None:
-        """Honour no event of a node beyond this one. The lowest limit stands."""
+        """Ignore a node's events after this seq. The lowest limit stands."""
         self.honoured_seqs[node] = min(last_seq, self.honoured_seqs.get(node, last_seq))
 
     def require_member(self, route: Route) -> None:

@@ -1,7 +1,7 @@
 """The first transaction, `send`: a message becomes an event in the outbox and an open delivery.
 
 For an agent of this gateway, the second transaction is the same one: event, mail, delivery and the
-receipt `accepted` are written at once, for sender and owner share the journal.
+receipt `accepted` are written at once, because sender and owner share the journal.
 """
 
 from typing import NamedTuple
@@ -110,7 +110,7 @@ def emit_event(parts: DeliveryParts, tx: Tx, out: OutgoingEvent, route: Route) -
 
 
 def emit_report(parts: DeliveryParts, tx: Tx, out: OutgoingEvent, node: str) -> None:
-    """Append an event that opens no delivery: its reader takes it from the outbox or never."""
+    """Append an event without a delivery: it is never retried."""
     content = payloads.encrypt_for(parts, tx, out, node)
     expires = out.expires_at(tx.now, parts.policy.ttl)
     tx.append_event(draft_event(out, content, expires, out.first_trace(), to_node=node))
@@ -140,7 +140,7 @@ def accept_deadline(parts: DeliveryParts, tx: Tx, node: str, expires: int) -> in
 
 
 def close_pair_numbers(parts: DeliveryParts, tx: Tx, moved: PairMoved) -> Decisions:
-    """After a number of a pair was closed or moved: tell the node that may go on, if any."""
+    """After a number of a pair was closed or moved, tell the node that can continue, if any."""
     closed = parts.pairs.close_numbers(tx, moved.pair)
     if closed is None:
         return NOTHING
@@ -180,7 +180,7 @@ def _assign_pair_number(parts: DeliveryParts, tx: Tx, out: OutgoingEvent, node: 
 
 
 def can_deliver_here(parts: DeliveryParts, tx: Tx, out: OutgoingEvent, route: Route) -> bool:
-    """Whether an event is for this node, and overtakes none of its pair by going there now."""
+    """Whether an event can be delivered here now without overtaking another of its pair."""
     here = parts.node.id
     if route.node != here or _goes_behind_held(parts, tx, out.to_agent):
         return False
@@ -188,7 +188,7 @@ def can_deliver_here(parts: DeliveryParts, tx: Tx, out: OutgoingEvent, route: Ro
 
 
 def _goes_behind_held(parts: DeliveryParts, tx: Tx, mailbox: str) -> bool:
-    """Whether events that were held for a full mailbox are about to be released."""
+    """Whether events held for a full mailbox are about to be released, and come first."""
     if not parts.holds.full.has_mailbox(tx, mailbox):
         return False
     return mailbox_capacity(tx, parts.dispatcher, mailbox) > 0
@@ -206,7 +206,7 @@ def deliver_here(parts: DeliveryParts, tx: Tx, out: OutgoingEvent, route: Route)
         number=number.number, expires=expires, due=out.due_at(tx.now) + parts.policy.sla,
     )  # fmt: skip
     _open_delivery(parts, tx, delivery)
-    # The delivery is open as accepted, so the receipt changes nothing: it is for the record.
+    # The delivery is opened as accepted; the receipt is only a record.
     _append_own_receipt(parts, tx, out, ACCEPTED)
     return waiting
 
@@ -230,7 +230,7 @@ def _deliver_unordered(
 
 
 def append_kept_reply(parts: DeliveryParts, tx: Tx, out: OutgoingEvent) -> None:
-    """Append a reply that is kept with its message, with both receipts: it needs no mailbox.
+    """Append a reply that is kept with its message, and both receipts, without using a mailbox.
 
     It has no pair number either: another node with numbers of its pair would wait for it.
     """

@@ -1,4 +1,4 @@
-"""Requests to send: their validation, their fingerprint, and what an earlier identical one made."""
+"""Requests to send: validation, fingerprint, and the result of an earlier identical request."""
 
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
@@ -35,7 +35,7 @@ DELETE FROM idempotency WHERE (agent, key) IN (
 )
 """
 
-# The terms of a message that leaves all of them to its receiver, as nearly every message does.
+# The terms of a message that states none, as nearly every message does.
 _NO_TERMS = (UNSET,) * 5
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class UsedKey(NamedTuple):
 
 
 def check_send(new: NewSend) -> None:
-    """Check what a decoder cannot: a message has one payload or reference, and one kind of target.
+    """Checks beyond decoding: a message has one payload or reference, and one kind of target.
 
     InvalidRequest if it has not; ReservedName for a sender that only a gateway is.
     """
@@ -68,7 +68,7 @@ def fingerprint_payload(new: NewSend) -> bytes | None:
 
 
 def fingerprint_send(new: NewSend, content: bytes | None = None) -> bytes:
-    """Tells a repeated call from a different one under the same idempotency key.
+    """A fingerprint that tells a repeated call from a different one with the same key.
 
     `content` is the fingerprint of the plain payload: encryption gives the blob of every upload
     another digest.
@@ -76,7 +76,7 @@ def fingerprint_send(new: NewSend, content: bytes | None = None) -> bytes:
     content = content or fingerprint_payload(new) or str(new.payload_ref).encode()
     given = (new.ttl_secs, new.priority, new.order, new.not_before, new.max_retries)
     terms = "" if given == _NO_TERMS else " ".join(str(_value_or_none(each)) for each in given)
-    # Without one, the fingerprint is that of gateways that knew of no subject.
+    # Without a subject, the fingerprint is the one from before subjects existed.
     if not isinstance(new.subject, UnsetType):
         terms += f" subject={new.subject}"
     mark = blake2b(content, digest_size=16)

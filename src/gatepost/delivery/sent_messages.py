@@ -30,7 +30,7 @@ Woken = Callable[[Any, GatepostError | None], None]
 
 
 class SentMessages:
-    """Waiting callers are memory, changed by effects: an operation that is undone leaves none."""
+    """Waiting callers are kept in memory and changed by effects, so a rollback leaves none."""
 
     def __init__(self) -> None:
         # Event id -> (`accepted` or `processed`, the caller that waits for it).
@@ -50,7 +50,7 @@ class SentMessages:
         return sent
 
     def wait(self, tx: Tx, event_id: str, woken: Woken, until: str = "processed") -> Sent:
-        """The status now; if the message is not that far yet, `woken` gets it when it is."""
+        """The status now; if it is not `until` yet, `woken` gets it once it is."""
         sent = self.status(tx, event_id)
         if not is_reached(sent, until):
             tx.add_effect(partial(self._park_callers, sent.event_id, [(until, woken)]))

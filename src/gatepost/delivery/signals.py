@@ -50,7 +50,7 @@ def apply_signal(intake: Intake, tx: Tx, envelope: Envelope, signal: Signal) -> 
 
 
 def apply_dead_letter(intake: Intake, tx: Tx, envelope: Envelope, letter: DeadLetterNotice) -> None:
-    """The sender waits no more: let go of the event, and go on without its number."""
+    """The sender gave the event up: drop it, and continue without its number."""
     if envelope.ref_event_id is None:
         return
     intake.withdraw_and_report(
@@ -86,9 +86,9 @@ def _withdraw_event(intake: Intake, tx: Tx, event_id: bytes) -> None:
 
 
 def _expire_or_answer(intake: Intake, tx: Tx, envelope: Envelope, ref: str) -> None:
-    """It has expired: take it back while it is held, or say what became of it."""
+    """An event has expired: withdraw it while it is held, or report its outcome."""
     row = find_row(tx, intake.source, parse_event_id(ref))
-    # The receipt for an offer is under way, and its sender decides when it comes.
+    # The receipt for an offer is under way; its sender decides when it arrives.
     if row is not None and row.state is InboxState.HELD:
         expire_event(intake, tx, parse_event_id(ref))
     else:

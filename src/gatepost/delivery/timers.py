@@ -48,7 +48,7 @@ _CAP_VERDICT_WAIT = f"""
 UPDATE delivery SET next_at = ?1 WHERE next_at > ?1 AND processed_at IS NULL
     AND reason = '{EXPIRING}'
 """
-# Its owner has said that the turn ended with a reply, which has not come.
+# The owner reported a turn with a reply, and the reply has not come.
 _SELECT_TURN_ENDED = "SELECT 1 FROM delivery WHERE event_id = ? AND verdict = 'processed: ok'"
 _TIMEOUT = update_delivery(DeliveryInput.TIMEOUT, "next_at = ?")
 _RETRY = update_delivery(DeliveryInput.RETRY, "attempt = ?, next_at = ?")
@@ -56,7 +56,7 @@ _BREACH = update_delivery(DeliveryInput.BREACH, "next_at = ?")
 
 
 def run_due(parts: DeliveryParts, tx: Tx) -> Iterator[Decisions]:
-    """Look at each delivery whose time has come.
+    """Handle each delivery that is due.
 
     The decisions about one must be applied before the next is looked at: they may change it.
     """
@@ -73,7 +73,7 @@ def run_due(parts: DeliveryParts, tx: Tx) -> Iterator[Decisions]:
 
 
 def _cap_deadlines(parts: DeliveryParts, tx: Tx) -> None:
-    """The clock may have gone back: cap each deadline at now + its maximum."""
+    """After the clock went back, cap each deadline at now + its maximum."""
     for state, longest in parts.policy.longest_waits().items():
         tx.execute(_CAP_DEADLINE, (tx.now + longest, state, longest))
     tx.execute(_CAP_VERDICT_WAIT, (tx.now + parts.policy.verdict_wait,))
@@ -95,7 +95,7 @@ def _look_at_delivery(parts: DeliveryParts, tx: Tx, found: OpenDelivery) -> Deci
 
 
 def _expire(parts: DeliveryParts, tx: Tx, found: OpenDelivery) -> Decisions:
-    """Give up a delivery that expired, once its owner had time to say that it has it."""
+    """Give up an expired delivery, after its owner had time to report that it has it."""
     detail = "nobody accepted it in time"
     if not may_have_been_sent(tx, found):
         return (GiveUpDelivery(found, "expired", detail, NEVER_SENT),)
@@ -148,13 +148,13 @@ def _last_deadline(parts: DeliveryParts, found: OpenDelivery) -> int:
 
 
 def _begins_breach(parts: DeliveryParts, tx: Tx, found: OpenDelivery) -> bool:
-    """Whether no message of the pair is late yet. The first open one is late first."""
+    """Whether this is the first late message of its pair; the first open one is late first."""
     row = tx.fetch_one(_SELECT_FIRST_OPEN, found.pair)
     return row is None or row[0] != DeliveryState.INCIDENT
 
 
 def _report_breach(parts: DeliveryParts, tx: Tx, found: OpenDelivery) -> Decisions:
-    """Accepted and not processed in time: an incident, and a question to the owner."""
+    """A message was accepted but not processed in time: raise an incident and ask the owner."""
     due = tx.now + parts.policy.sla
     if found.node != parts.node.id:
         due = min(due, _last_deadline(parts, found))
@@ -171,7 +171,7 @@ def _report_breach(parts: DeliveryParts, tx: Tx, found: OpenDelivery) -> Decisio
 
 
 def draft_retry(delivery: OpenDelivery) -> Envelope:
-    """The same event again, without its payload: that is in the log already."""
+    """The same event again without its payload, which is in the outbox already."""
     return Envelope(
         event_id=delivery.id,
         kind=delivery.kind,

@@ -78,7 +78,7 @@ class Transfers:
         return replace(agent, owner=home.owner, rivals=home.rivals, problem=problem)
 
     def find_problem(self, agent: str) -> str:
-        """Why mail for an agent that is hosted here goes elsewhere; empty if it does not."""
+        """Why mail for an agent that is hosted here goes elsewhere; empty if it stays here."""
         owner = self.owner_elsewhere(agent)
         if owner is None:
             return ""
@@ -112,7 +112,7 @@ class Transfers:
             self.refused[agent] = TransferRefusal(source, signal.reason or SERVED)
 
     def _keep_request(self, tx: Tx, agent: str, source: str) -> None:
-        """Write a request down, if the agent is ours. An asker gets no more than its share."""
+        """Keep a request if the agent is ours, within the share of the node that asks."""
         home = self._routes.directory.agents.get(agent)
         ((count,),) = tx.fetch_all(_COUNT_REQUESTS, (source,))
         if home is not None and home.owner == self._node_id and count < _MAX_REQUESTS:

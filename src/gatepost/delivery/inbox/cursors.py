@@ -32,7 +32,7 @@ SELECT source, incarnation, seq FROM cursor
 WHERE source IN (SELECT value FROM json_each(?)) AND (seq >= first_seq OR last_to < 0)
 ORDER BY source, first_seq
 """
-# In this incarnation; and in those before it, if the gap may include the end of one of them.
+# In this incarnation, and in earlier ones if the gap may reach back into them.
 _GO_BACK = """
 UPDATE cursor SET seq = min(seq, max(?, first_seq - 1))
 WHERE source = ? AND (incarnation = ? OR (first_seq < ? AND last_to >= 0))
@@ -127,14 +127,14 @@ class OutboxCursor(Struct):
 
 
 def _check_incarnation_count(tx: Tx, source: str) -> None:
-    """LinkError if an outbox begins anew more often than any honest one."""
+    """LinkError if an outbox has more incarnations than an honest one would."""
     ((count,),) = tx.fetch_all("SELECT count(*) FROM cursor WHERE source = ?", (source,))
     if count >= _MAX_INCARNATIONS:
         raise LinkError(f"the outbox of {source} has had {count} incarnations already")
 
 
 class OutboxGaps:
-    """Events that were left out: the cursor goes back in the next group and reads them again.
+    """Gaps in outboxes: the next commit group moves the cursor back and reads the missing events.
 
     The batch with the gap is refused as a whole, so the note has to outlive its transaction.
     """
@@ -184,7 +184,7 @@ def last_read_seq(tx: Tx, source: str) -> int:
 
 
 def all_positions(tx: Tx) -> list[ReadPosition]:
-    """How far each outbox is read of which something was read."""
+    """The position in every outbox from which an event was read."""
     return [ReadPosition(*row) for row in tx.fetch_all(_SELECT_READ)]
 
 

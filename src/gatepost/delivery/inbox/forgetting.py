@@ -19,7 +19,7 @@ DELETE FROM inbox WHERE (source, event_id) IN (
     LIMIT ?
 )
 """
-# Their sender does not decide about these events any more.
+# Their sender will not decide about these events.
 _SELECT_EXPIRED = """
 SELECT i.source, i.event_id FROM inbox i
 LEFT JOIN held h ON h.source = i.source AND h.sender = i.sender AND h.mailbox = i.mailbox

@@ -1,4 +1,4 @@
-"""Held events: taken, and not accepted yet, in the order of their pair.
+"""Held events: stored here but not accepted yet, in the order of their pair.
 
 A row without an event says that its number never comes (`gone`), or that it was accepted here and
 has gone on to another gateway (`forwarded`). It keeps its place in the order until every number
@@ -21,7 +21,7 @@ from gatepost.journal.transaction import Tx
 
 FORWARDED = "forwarded"
 
-# The room may be behind the link: an agent that has just moved is waited for so long.
+# Room updates may arrive after events: wait this long for news of an agent that just moved.
 SENDER_GRACE_MS = 15_000
 
 _OF_PAIR = "source = ? AND sender = ? AND mailbox = ? AND origin_node = ?"
@@ -73,7 +73,7 @@ _SELECT_BODY = "SELECT body FROM held WHERE source = ? AND event_id = ?"
 _RENEW_BODY = "UPDATE held SET body = ? WHERE source = ? AND event_id = ?"
 _SELECT_REASON = "SELECT why, digest FROM held WHERE source = ? AND event_id = ?"
 _SELECT_FULL = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
-# Time that goes by in larger steps was a standstill, or the clock was set.
+# A larger step means that the process was suspended, or that the clock was set.
 _LOOK_MS = 5_000
 _SELECT_SUSPECT_PAIRS = """
 SELECT DISTINCT source, sender, mailbox, origin_node FROM held WHERE why = 'sender'
@@ -157,7 +157,7 @@ class FullMailboxes:
 
 
 class SuspectEvents:
-    """Events that are held because the room does not say that their sender lives at their source.
+    """Events that are held until the room confirms that their sender lives at their source.
 
     Their grace counts only while this gateway runs and hears of the room: it begins anew after a
     start, after a standstill, and when the clock was set.
@@ -175,7 +175,7 @@ class SuspectEvents:
             self._since = now
 
     def next_due(self, tx: Tx) -> int | None:
-        """When the first of them has to be decided, or looked at to see that time goes on."""
+        """When the first event is due for a decision, or the passing of time must be observed."""
         self._note_time(tx.now)
         if not self._is_known:
             ((self._since,),) = tx.fetch_all(_SELECT_SUSPECT_SINCE)
@@ -185,7 +185,7 @@ class SuspectEvents:
         return min(self._grace_end(self._since, tx.now), tx.now + _LOOK_MS)
 
     def is_grace_over(self, since: int, now: int) -> bool:
-        """Whether an event that is held since then has waited long enough."""
+        """Whether an event held since `since` has waited long enough."""
         return now >= self._grace_end(since, now)
 
     def _grace_end(self, since: int, now: int) -> int:
@@ -207,7 +207,7 @@ class SuspectEvents:
 
 
 class Holds(NamedTuple):
-    """What memory keeps of the held events: those that wait for capacity, or for their sender."""
+    """In memory: the held events that wait for capacity, or for news of their sender."""
 
     full: FullMailboxes
     suspects: SuspectEvents
@@ -220,7 +220,7 @@ class Holds(NamedTuple):
 def hold_event(
     tx: Tx, holds: Holds, key: PairKey, pair: InboxPair, envelope: Envelope, body: bytes, why: str
 ) -> None:
-    """Keep an event until what it waits for has come.
+    """Hold an event until its reason to wait is gone.
 
     That is `order`, `offer`, `full`, `blob`, `sender` or `check`.
     """
@@ -285,7 +285,7 @@ def first_held(tx: Tx, key: PairKey) -> HeldEvent | None:
 def keep_waiting(
     tx: Tx, holds: Holds, key: PairKey, held: HeldEvent, envelope: Envelope, why: str
 ) -> None:
-    """Let a held event wait on, perhaps for another reason than before."""
+    """Keep holding an event, perhaps for a new reason."""
     if why != held.why:
         digest = _missing_digest(envelope, why)
         tx.execute(_CHANGE_REASON, (why, digest, *key, held.number))
@@ -293,7 +293,7 @@ def keep_waiting(
 
 
 def share_reason(tx: Tx, key: PairKey, why: str) -> None:
-    """Events without order whose blob has come wait for this reason now, as those before."""
+    """Unordered events whose blob has come now wait for this reason."""
     tx.execute(_SHARE_REASON, (why, *key))
 
 
@@ -310,7 +310,7 @@ def remove_number(tx: Tx, key: PairKey, pair: InboxPair, number: int) -> None:
 
 
 def remove_event(tx: Tx, key: PairKey, pair: InboxPair, event_id: bytes) -> None:
-    """Remove an event wherever it stands: one that made way has another number than its own."""
+    """Remove an event by its id, because a displaced one is not held under its own number."""
     tx.execute(_REMOVE_EVENT, (*key, event_id))
     pair.count_held(-tx.changed_rows())
 
@@ -329,13 +329,13 @@ def renew_offer(tx: Tx, source: str, envelope: Envelope) -> None:
     row = tx.fetch_one(_SELECT_BODY, id)
     if row is None or (held := decode_event(row[0])).offer == envelope.offer:
         return
-    # A retry need not bring the payload, so that of the earlier one stays.
+    # A retry may lack the payload, so keep that of the earlier attempt.
     body = encode_event(replace(held, offer=envelope.offer))
     tx.execute(_RENEW_BODY, (body, *id))
 
 
 def find_reason(tx: Tx, source: str, event_id: bytes) -> tuple[str, str | None] | None:
-    """What a held event waits for, and the digest of the blob it waits for, if any."""
+    """The reason to hold an event, and the digest of the awaited blob, if any."""
     row = tx.fetch_one(_SELECT_REASON, (source, event_id))
     return None if row is None else (row[0], row[1])
 
@@ -381,7 +381,7 @@ def find_event_with_blob(tx: Tx, digest: str) -> Envelope | None:
 
 
 def sources_to_check(tx: Tx) -> list[str]:
-    """The nodes of whose events contents have to be checked."""
+    """The nodes with held events whose contents must be checked."""
     return [row[0] for row in tx.fetch_all(_SELECT_SOURCES_TO_CHECK)]
 
 
@@ -397,7 +397,7 @@ def events_to_check(tx: Tx, source: str, limit: int) -> list[Envelope]:
 
 
 def drop_all_events(tx: Tx) -> list[PairKey]:
-    """In a restored journal: no held number comes from here; returns the pairs that go on."""
+    """In a restored journal: drop all held events; returns their pairs."""
     tx.execute(_REMOVE_ALL_UNORDERED)
     tx.execute(_MAKE_GONE)
     return [PairKey(*row) for row in tx.fetch_all(_SELECT_PAIRS)]

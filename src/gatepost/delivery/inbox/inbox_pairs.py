@@ -1,4 +1,4 @@
-"""The order of a pair, as its receiver keeps it: the next number to accept, and what waits.
+"""The order of a pair at its receiver: the next number to accept, and the numbers that wait.
 
 The rules are in `gatepost.delivery.pairs`.
 """
@@ -12,7 +12,7 @@ from gatepost.journal.transaction import Tx
 
 
 class PairKey(NamedTuple):
-    """A pair as its receiver knows it: each source numbers it anew, for each origin.
+    """A pair at its receiver. Each source numbers it separately, for each origin.
 
     `origin_node` is the node for which the source forwards mail; empty for its own mail.
     """
@@ -42,7 +42,7 @@ class InboxPair(Struct):
         if number > self.next:
             self.next, self.changed = number, True
             if self.refused < number:
-                # Its sender has decided, and may take back numbers before it later on.
+                # Its sender has decided, and may still withdraw earlier numbers.
                 self.refused = 0
 
     def close_through(self, number: int) -> None:
@@ -82,7 +82,7 @@ class InboxPair(Struct):
         self.offered, self.changed = max(0, self.offered + more), True
 
     def begin_incarnation(self, incarnation: str, number: int) -> None:
-        """Its outbox has a new incarnation, which may use numbers again that came before."""
+        """The source has a new incarnation, which may reuse numbers."""
         self.incarnation, self.refused = incarnation, 0
         self.go_back_to(number)
 
@@ -101,7 +101,7 @@ _values_of = attrgetter(*_COLUMNS)
 
 
 class InboxPairs:
-    """The pairs one transaction deals with, read once each and saved at its end."""
+    """The pairs of one transaction, each loaded once and saved at the end."""
 
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation

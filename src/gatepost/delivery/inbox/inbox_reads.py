@@ -1,4 +1,4 @@
-"""What this gateway has taken from other outboxes, for status, traces and proofs."""
+"""Queries on the events taken from other outboxes, for status, traces and proofs."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""The states of an event in the inbox, as its receiver sees it, and the only moves between them.
+"""The states of an event in its receiver's inbox, and the only transitions between them.
 
 An event that comes for the first time is `unseen`: it has no row yet. It is `held` while it cannot
 be accepted yet, `offered` while its sender has yet to confirm it, `accepted` once it is mail for
@@ -76,7 +76,7 @@ TRANSITIONS: dict[tuple[InboxState, InboxInput], InboxState] = {
 }
 
 FINAL = (InboxState.ACCEPTED, InboxState.RESTORED)
-# Taken, and neither accepted for good nor refused.
+# Taken, but neither accepted for good nor refused.
 UNDECIDED = (InboxState.HELD, InboxState.OFFERED)
 
 

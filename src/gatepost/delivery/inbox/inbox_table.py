@@ -80,7 +80,7 @@ class InboxRow(NamedTuple):
 
 
 def find_unseen(tx: Tx, source: str, envelopes: list[Envelope]) -> set[bytes]:
-    """Find out, for many events at once, which were never seen before."""
+    """The events that were never seen before, in one query for many."""
     ids = [parse_event_id(envelope.event_id) for envelope in envelopes]
     unseen: set[bytes] = set()
     for start in range(0, len(ids), _LOOK_UP_AT_ONCE):
@@ -90,7 +90,7 @@ def find_unseen(tx: Tx, source: str, envelopes: list[Envelope]) -> set[bytes]:
         seen = {row[0] for row in tx.fetch_all(query, (source, *some))}
         unseen |= set(some) - seen
     if len(set(ids)) < len(ids):
-        # One that comes twice in a batch is not new the second time.
+        # An event that is twice in a batch is not new the second time.
         unseen -= {id for id, times in Counter(ids).items() if times > 1}
     return unseen
 
@@ -120,7 +120,7 @@ def lowest_offered(tx: Tx, key: PairKey) -> int | None:
 def record_event(
     tx: Tx, source: str, envelope: Envelope, input: InboxInput, reason: str | None = None
 ) -> None:
-    """Write down the state an input brings an event to."""
+    """Write the state to which an input brings an event."""
     tx.execute(_RECORD[input], _row_values(tx, source, envelope, reason))
 
 

@@ -3,9 +3,9 @@
 The lost journal may have dealt with any event that a relay brings now. On its own link a source
 says which events it skips. A relay cannot know them: so this gateway tells the source through its
 outbox that it was restored, and takes nothing from relays until the source's answer `resumed` is
-among the events they bring. It says up to where the source has given up what may have been heard.
-If the source was restored too, its own question is the one event that is answered meanwhile.
-Clocks play no part in this.
+among the events they bring. The answer says through which event the source gave up all messages
+that may have been read. If the source was restored too, its own question is the only event that is
+answered meanwhile. Clocks play no part in this.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def note_resumed(tx: Tx, source: str) -> None:
 
 
 def find_resumed(envelopes: Iterable[Envelope], incarnation: str) -> int | None:
-    """Up to where the source has given up its events, if its answer is among these.
+    """The seq through which the source has given up its events, if its answer is in this batch.
 
     The answer to an earlier incarnation of this journal says nothing about what was lost since.
     """
@@ -72,7 +72,7 @@ def find_resumed(envelopes: Iterable[Envelope], incarnation: str) -> int | None:
 def find_restored(
     source: str, envelopes: Iterable[Envelope], incarnation: str
 ) -> list[ReaderRestored]:
-    """The questions of a source that was restored too, and waits for us as we wait for it."""
+    """The questions of a source that was restored too, while both wait for each other."""
     return [
         ReaderRestored(source, incarnation, signal.incarnation or "", signal.through)
         for signal in _read_signals(envelopes)
