@@ -1,7 +1,7 @@
 """Undelivered messages: given up by their sender, and kept until they are replayed or discarded.
 
-The last owner of a message may have run its turn without the sender hearing of it. A message for
-which that is possible is replayed only with `force`.
+The last owner of a message may have run its turn without reporting it. Such a message is replayed
+only with `force`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from gatepost.wire.gateway_views import Replayed, Undelivered
 from gatepost.wire.operations import Failure
 
 _SELECT_POSITION = "SELECT failed_at, event_id FROM undelivered WHERE event_id = ?"
-# Reasons after which a refusal of the last owner can be relied on: no journal was lost.
+# For these reasons no journal was lost, so a refusal of the last owner is reliable.
 _RELIABLE = ("no_route", "expired", "exhausted", "refused")
 # Refusals that only say that the owner's journal does not know the event.
 _NO_ANSWER = ("refused: resend", "refused: unknown", f"refused: {RESTORED}")
@@ -61,7 +61,7 @@ Resend = Callable[[Tx, UndeliveredMessage], str]
 
 
 def is_safe_to_replay(reason: str, verdict: str | None) -> bool:
-    """Whether no turn with the message was taken, and none can be taken any more."""
+    """Whether the message had no turn and cannot have one later."""
     if reason == "no_route":
         return True
     if reason not in _RELIABLE or verdict is None or verdict.startswith(_NO_ANSWER):
@@ -72,7 +72,7 @@ def is_safe_to_replay(reason: str, verdict: str | None) -> bool:
 def find_undelivered(
     tx: Tx, wanted: UndeliveredFilter, limit: int, after: str = ""
 ) -> list[UndeliveredMessage]:
-    """Oldest first; `after` is the event id the previous page ended with."""
+    """A page of undelivered messages, oldest first; `after` is the last event id before it."""
     start = _page_start(tx, after) if after else (-1, b"")
     sql, values = wanted.where_clause()
     return select_undelivered(tx, start, sql, values, limit)
@@ -148,7 +148,7 @@ def give_up_messages(tx: Tx, core: DeliveryCore, wanted: OpenFilter, limit: int,
 
 
 def discard_messages(tx: Tx, wanted: UndeliveredFilter, limit: int, actor: str) -> int:
-    """Delete messages for good, payloads and all. The rows of their deliveries stay."""
+    """Delete messages and their payloads for good. The rows of their deliveries stay."""
     messages = find_undelivered(tx, wanted, limit)
     for message in messages:
         tx.execute("DELETE FROM undelivered WHERE event_id = ?", (message.event_id,))

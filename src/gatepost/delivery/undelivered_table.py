@@ -1,4 +1,4 @@
-"""The undelivered messages in the journal: what is kept of each, so that it can be sent again."""
+"""The undelivered messages in the journal, kept so that they can be sent again."""
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -66,7 +66,7 @@ _SELECT = f"SELECT {', '.join(_FIELDS)} FROM undelivered WHERE (failed_at, event
 
 
 def said_by_event(first: Envelope) -> dict[str, object]:
-    """The columns that keep what a message said beside its payload."""
+    """The columns for the fields of a message other than its payload."""
     return {
         "traceparent": None if first.trace is None else first.trace.traceparent,
         "ref_id": None if first.ref_event_id is None else parse_event_id(first.ref_event_id),

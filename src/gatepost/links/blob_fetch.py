@@ -1,11 +1,11 @@
-"""Blobs over links: the receiver of an event that refers to a blob fetches it from the source.
+"""Fetching blobs over links: the receiver of an event gets its blob from the event's source.
 
 A blob comes in pieces, a few at a time, over a link with its source or through a relay that has
-such a link. When a link breaks, the next one goes on where it ended. A blob is kept only if it has
-the digest that its event names. Every request has a deadline and every fetch a last attempt; after
-that the event stays held until its sender asks again or gives up.
+such a link. When a link breaks, the next one continues where it ended. A blob is kept only if it
+has the digest that its event names. Every request has a deadline and every fetch a last attempt;
+after that the event stays held until its sender asks again or gives up.
 
-All of this runs where links run; files are read and written elsewhere.
+This runs in the thread of the links; files are read and written in others.
 """
 
 from collections import Counter, deque
@@ -37,7 +37,7 @@ class FetchStage(StrEnum):
 
 
 class BlobFetch(Struct):
-    """One blob on its way.
+    """One blob that is being fetched.
 
     It is written up to `have`, and requested up to `asked`. `requested` maps the offset of each
     unanswered request to its deadline; `writing` and `written` are offsets of pieces behind `have`.
@@ -84,14 +84,14 @@ class BlobFetcher:
         self._fetches: dict[str, BlobFetch] = {}
         # Sources that did not answer in time, and have not sent a piece since.
         self._silent: set[str] = set()
-        # Whether a source has more blobs that are wanted than are remembered.
+        # Whether a source has more wanted blobs than are kept in memory.
         self._has_more = False
         self._parts: list[BlobPeer] = []
         self.read_slots = ReadSlots(limits.all_reads)
         self.forwarder = BlobForwarder(coordinator, self._parts, now, limits)
 
     def want_blob(self, digest: str, source: str) -> None:
-        """An event is held until this blob is here. Wanting it again starts no second fetch."""
+        """Fetch a blob for which an event is held. A second call starts no second fetch."""
         if digest in self._fetches:
             return
         of_source = sum(each.source == source for each in self._fetches.values())
@@ -109,7 +109,7 @@ class BlobFetcher:
         return self._coordinator.may_fetch_blob(tx, digest, reader)
 
     def resume_fetches(self) -> None:
-        """Want every blob that held events still need, as after a start."""
+        """Fetch every blob that held events still need, for example after a start."""
         self._has_more = False
         self._commit(wanted_blobs, self._want_blobs)
 
@@ -156,7 +156,7 @@ class BlobFetcher:
     # -- one fetch, step by step
 
     def _start_fetches(self) -> None:
-        """Start fetches that are due, as many as may be under way of each source and in all."""
+        """Start fetches that are due, within the limits per source and in total."""
         active = Counter(
             fetch.source for fetch in self._fetches.values() if fetch.stage != FetchStage.WAITING
         )
@@ -171,7 +171,7 @@ class BlobFetcher:
                 self._look_up_size(fetch, parts[0])
 
     def _has_slot(self, source: str, active: Counter[str]) -> bool:
-        """Sources that do not answer get one slot each, and a quarter of all slots together."""
+        """Whether a fetch may start. Silent sources get one slot each, and a quarter of all."""
         if source not in self._silent:
             return active[source] < self.limits.fetches
         silent = sum(active[each] for each in self._silent)
@@ -262,9 +262,9 @@ class BlobFetcher:
 
     def _accept_blob(self, fetch: BlobFetch, error: GatepostError | None) -> None:
         if error is not None:
-            # The pieces are gone with a blob that could not be completed.
+            # A blob that could not be completed was deleted with its pieces.
             fetch.have, fetch.started_at = 0, 0
-            # Only a wrong digest is the peer's fault; our own disk may have failed as well.
+            # Only a wrong digest is the peer's fault; any other error may be our disk's.
             forged = isinstance(error, EncryptionError)
             (self._report_forgery if forged else self._try_elsewhere)(fetch, error.message)
             return
@@ -283,7 +283,7 @@ class BlobFetcher:
     # -- failures
 
     def _report_missing(self, fetch: BlobFetch) -> None:
-        """Let the source know that its event is held; a relay may not tell the truth about it."""
+        """Tell the source that its event is held, because a relay may have lied about the blob."""
         if not fetch.is_reported:
             fetch.is_reported = True
             missing = (BlobMissing(fetch.digest),)
@@ -295,7 +295,7 @@ class BlobFetcher:
         self._try_elsewhere(fetch, why)
 
     def _try_elsewhere(self, fetch: BlobFetch, why: str) -> None:
-        """Ask over another link, or later. Only attempts that got no further are counted."""
+        """Ask over another link, or later. Only attempts without progress are counted."""
         if fetch.via is not None:
             fetch.tried.add(fetch.via.peer)
         fetch.stage, fetch.via = FetchStage.WAITING, None
@@ -330,7 +330,7 @@ class BlobFetcher:
 
 
 def _cap_deadlines(fetches: Iterable[BlobFetch], limits: FetchLimits, now: int) -> None:
-    """The clock may have gone back: cap each deadline at now + its maximum."""
+    """After the clock went back, cap each deadline at now + its maximum."""
     for fetch in fetches:
         fetch.due = min(fetch.due, now + limits.max_backoff_ms)
         for offset, deadline in fetch.requested.items():
@@ -338,7 +338,7 @@ def _cap_deadlines(fetches: Iterable[BlobFetch], limits: FetchLimits, now: int) 
 
 
 def _expected_size(tx: Tx, digest: str) -> int | None:
-    """The size that a held event or a result names for the blob; None if neither needs it."""
+    """The size of a blob according to a held event or a result; None if it is not needed."""
     event = find_event_with_blob(tx, digest)
     if event is not None and event.payload_ref is not None:
         return event.payload_ref.size

@@ -1,7 +1,7 @@
-"""Forwarding of blob requests, as a relay: a peer asks for a blob of a source it has no link with.
+"""A relay's forwarding of blob requests, for peers without a link to the source.
 
 Peers that ask for the same piece at the same time share one request to the source. Each gets the
-answer, or after a deadline the answer that there is nothing.
+answer, or an empty one after a deadline.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class BlobForwarder:
         self._forwarded: dict[BlobRequest, list[tuple[BlobPeer, int]]] = {}
 
     def forward_request(self, peer: BlobPeer, ask: BlobRequest) -> bool:
-        """Ask the source for a peer, which signed that it wants the blob.
+        """Pass a peer's signed request on to the source.
 
         False without a link to the source, or with too much to do.
         """
@@ -50,7 +50,7 @@ class BlobForwarder:
         return True
 
     def _can_forward(self, source: str) -> bool:
-        """A source ends the link of a peer with more than `reads` requests; leave some for us."""
+        """Whether a request fits: a source ends links with more than `reads`; leave some for us."""
         own = self.limits.fetches * self.limits.pieces
         waiting = sum(each.source == source for each in self._forwarded)
         total = sum(map(len, self._forwarded.values()))
@@ -68,7 +68,7 @@ class BlobForwarder:
             waiting[:] = [(peer, min(deadline, latest)) for peer, deadline in waiting]
 
     def expire_requests(self, now: int) -> None:
-        """Answer peers that have waited too long: there is nothing."""
+        """Send an empty answer to peers that have waited too long."""
         for ask, waiting in list(self._forwarded.items()):
             if all(deadline <= now for _, deadline in waiting):
                 self._answer_nothing(ask)

@@ -1,7 +1,7 @@
 """The blob part of a link: it sends our requests to the peer, and answers the peer's.
 
-A few requests of a peer are answered at a time, and only while the peer reads the answers. The
-other requests wait unread from disk, and hold no pieces in memory.
+A few requests of a peer are answered at a time, and only while the peer reads the answers. Other
+requests wait; nothing is read from disk for them yet.
 """
 
 from collections import deque
@@ -85,7 +85,7 @@ class BlobLinkPart:
             self._answer_nothing(ask)
 
     def _serve_range(self, ask: BlobRequest) -> None:
-        """Serve a blob only to a reader that one of our events with this blob was addressed to."""
+        """Serve a blob only to a reader to which we addressed an event with it."""
         reader = self._proven_reader(ask)
         if reader is None:
             self._answer_nothing(ask)
@@ -98,7 +98,7 @@ class BlobLinkPart:
             )
 
     def _proven_reader(self, ask: BlobRequest) -> str | None:
-        """The node that wants the blob: the peer itself, or one that signed so for a relay."""
+        """The node that wants the blob: the peer itself, or the signer of a relayed request."""
         if ask.reader in (None, self.peer):
             return self.peer
         reader = self._fetcher.find_member_key(ask.reader)

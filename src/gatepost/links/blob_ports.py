@@ -17,7 +17,7 @@ class BlobFileAccess(Protocol):
     def read_range(
         self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]
     ) -> None:
-        """The size of a blob and a range of it; 0 and nothing if it is not here."""
+        """Read the size of a blob and a range of it; 0 and no data if it is not here."""
 
     def put_piece(self, digest: str, offset: int, piece: bytes, done: FileDone) -> None: ...
 
@@ -34,7 +34,7 @@ class BlobPeer(Protocol):
 
     @property
     def relays(self) -> bool:
-        """Whether the peer forwards our requests to gateways that we have no link with."""
+        """Whether the peer forwards our requests to gateways without a link to us."""
 
     def send_request(self, ask: BlobRequest) -> None: ...
 
@@ -47,9 +47,9 @@ class FetchLimits(Struct, frozen=True):
 
     `fetches` and `pieces` are how many blobs of one source, and pieces of one blob, are under way
     at once; `all_fetches` is the limit for all sources together. `wanted` is how many blobs of one
-    source are remembered; the journal knows the others. `forwards` is how many requests of others
-    a relay forwards at once. Of one peer, `served` requests are answered at a time and `reads` may
-    wait; `all_reads` ranges are read from disk at a time for all peers.
+    source are kept in memory; the others are in the journal. `forwards` is how many requests of
+    others a relay forwards at once. Of one peer, `served` requests are answered at a time and
+    `reads` may wait; `all_reads` ranges are read from disk at a time for all peers.
     """
 
     max_bytes: int

@@ -21,7 +21,7 @@ class CreditWindow:
         self._credit -= size
 
     def refund(self, size: int) -> None:
-        # A reader may claim any size; the window never grows beyond the size it was granted.
+        # A reader may return too much; the credit never exceeds the granted size.
         self._credit = min(self.size, self._credit + size)
 
     def begin_read(self) -> bool:

@@ -1,4 +1,4 @@
-"""The evidence that one journal has about a message: its own commit groups, and the heads it saw.
+"""Evidence about a message in one journal: its own commit groups, and the heads it saw.
 
 A peer gets only the groups with events for it, and of these events only the ones about its message.
 The digests of a group say nothing about the events behind them.
@@ -37,7 +37,7 @@ _ABOUT_KINDS = (EventKind.ACK, EventKind.REPLY, EventKind.DEAD_LETTER)
 
 
 class OwnEvidence(Struct, frozen=True):
-    """The groups that a journal has; `is_whole` if the archive has nothing to add."""
+    """The groups in a journal; `is_whole` if the archive has no others."""
 
     groups: list[ProvenGroup]
     is_whole: bool = True
@@ -50,7 +50,7 @@ class ArchivedEvidence(Protocol):
     """The part of our outbox that is archived, as evidence."""
 
     def read_evidence(self, event_id: str, peer: str | None, done: EvidenceRead) -> None:
-        """Search beside the gateway, and call back where links run."""
+        """Search in another thread, and call back in the thread of the links."""
 
 
 def read_evidence(tx: Tx, node: str, event_id: str, peer: str | None = None) -> OwnEvidence:
@@ -127,7 +127,7 @@ def read_digests(tx: Tx, after: int, upto: int) -> list[bytes]:
 
 
 def read_seen_heads(tx: Tx, node: LocalNode, heads: Iterable[Position]) -> list[SeenHead]:
-    """What this gateway saw of other outboxes at or behind these heads, signed by it."""
+    """Signed statements of what this gateway saw of other outboxes at or after these heads."""
     return [
         sign_seen_head(
             node.key,
@@ -154,7 +154,7 @@ def _find_seen(tx: Tx, head: Position) -> Iterator[tuple[int, int | None, bytes]
 
 
 def _is_beginning(body: bytes, event_id: str) -> bool:
-    """Whether an event is the send or the first receipt: later ones are not pruned before it."""
+    """Whether an event is the send or the first receipt; no later event is pruned before these."""
     envelope = decode_event(body)
     if envelope.kind != EventKind.ACK:
         return envelope.event_id == event_id
@@ -165,7 +165,7 @@ def _is_beginning(body: bytes, event_id: str) -> bool:
 
 
 def _read_group(tx: Tx, node: str, bodies: list[tuple[int, bytes]]) -> ProvenGroup | None:
-    """The group of the first of these events; None if the journal has lost a part of it."""
+    """The group of the first of these events; None if a part of it was pruned."""
     row = outbox_reads.group_of(tx, bodies[0][0])
     if row is None:
         return None

@@ -1,4 +1,4 @@
-"""The steps of an event that one gateway's journal knows.
+"""The steps of an event as recorded in one gateway's journal.
 
 As a sender, a gateway knows its sends and the receipts it read; as an owner, the events it took,
 held and handed to agents. A peer is told only of events that it sent to us or that we sent to it,
@@ -91,7 +91,7 @@ class EventTrace:
     def _receipt_steps(self, id: bytes, *, pruned: bool) -> Iterator[TraceStep]:
         """The times at which the receipts of an event of ours were read here.
 
-        Of an event that has left the outbox, the record of its delivery also tells the send.
+        If the event has left the outbox, its send comes from the record of its delivery.
         """
         told = find_record(self._tx, id)
         if told is None or not (pruned or told.node != self._node):
@@ -159,7 +159,7 @@ def sent_conversation_events(tx: Tx, corr_id: str) -> list[str]:
 
 
 def is_pruned(tx: Tx, event_id: str) -> bool:
-    """Whether an event that we sent has left our outbox, or one of which nothing is there."""
+    """Whether an event that we sent is no longer in our outbox, or was never known here."""
     id = parse_event_id(event_id)
     if outbox_reads.has_event(tx, id):
         return False
@@ -173,7 +173,7 @@ def traced_event(tx: Tx, event_id: str) -> str:
 
 
 def _outbox_step(envelope: Envelope) -> TraceStep:
-    """The step that an event of our outbox stands for."""
+    """The step of a trace that an event of our outbox represents."""
     what, detail = _describe_event(envelope)
     about = envelope.event_id if envelope.kind in TRACKED_KINDS else envelope.ref_event_id
     return TraceStep(

@@ -1,9 +1,9 @@
-"""How long the frames of a peer are under way: an event that expires meanwhile is not engaged.
+"""Estimates the travel time of frames, so that events which expired on the way are not engaged.
 
 An emitter stamps each frame with its clock, and a frame can wait in sockets for a long time. The
-clocks of two machines differ by an unknown offset, but the fastest frame of a link shows the most
-that it can be: whatever a later frame took longer, it waited. The reader's side of the offset is
-its uptime, which is never set.
+clocks of two machines differ by an unknown offset, but the fastest frame of a link bounds it: a
+later frame that took longer has waited for the difference. The reader measures with its uptime,
+which cannot be set.
 """
 
 
@@ -15,7 +15,7 @@ class LinkDelay:
         self._stamped_at = 0
 
     def emitter_time(self, stamped_at: int, uptime: int) -> int:
-        """The emitter's clock now, at least, as a frame arrives that was stamped then."""
+        """A lower bound of the emitter's clock now, when a frame with this stamp arrives."""
         offset = uptime - stamped_at
         was_set_back = stamped_at < self._stamped_at
         if self._fastest is None or was_set_back or offset < self._fastest:

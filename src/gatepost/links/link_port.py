@@ -1,4 +1,4 @@
-"""How a link and its parts reach the world, and how the link reaches its parts."""
+"""The interfaces between a link, its parts and their gateway."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -25,21 +25,21 @@ class LinkPort(Protocol):
     ) -> None:
         """Run `operation` in a transaction and call `done` with its value; an error ends the link.
 
-        Nothing is called back once the link has ended. `weight` is how many usual operations take
-        as long: the more a transaction has to do, the less shares its commit group.
+        Nothing is called back once the link has ended. `weight` is the cost of the operation in
+        units of an ordinary one: a heavier operation shares its commit group with fewer others.
         """
 
     @property
     def is_congested(self) -> bool:
-        """Whether the peer has to take frames before its requests are answered with more.
+        """True while the send queue is over its limit; defer answers until it drains.
 
-        `resume_requests` of the parts is called when it has.
+        Then `resume_requests` of the parts is called.
         """
 
     def now(self) -> int: ...
 
     def uptime(self) -> int:
-        """Milliseconds on a clock that is never set; only differences mean anything."""
+        """Milliseconds of a clock that cannot be set; only differences are meaningful."""
 
     def end(self, error: GatepostError) -> None: ...
 
@@ -51,13 +51,13 @@ class LinkPart(Protocol):
         """The peer has introduced itself; from now on frames may be sent."""
 
     def receive_frame(self, frame: AnyFrame) -> bool:
-        """Handle the frame if it belongs to this part, and say whether it did.
+        """Handle a frame of this part; False if it belongs to another.
 
         Raises LinkError if the peer may not send it.
         """
 
     def publish_group(self, group: OutboxGroup) -> None:
-        """Our outbox grew by this commit group."""
+        """Called when a commit group was added to our outbox."""
 
     def close(self) -> None:
         """The link has ended."""

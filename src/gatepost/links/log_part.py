@@ -1,8 +1,8 @@
-"""How a gateway reads the log of a task that it requested, from the gateway that executes it.
+"""Reading the log of a task from the gateway that executes it.
 
-Only over their own link: a relay would read what it passes on. The executor's gateway answers the
-node that requested the task, and no other. It sends one bounded piece for each request, and counts
-the requests of each asker, over all links.
+This works over a direct link only, because a relay could read the log. The executor's gateway
+answers only the node that requested the task. It sends one bounded piece for each request, and
+counts the requests of each asker, over all links.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from gatepost.delivery.frames import AnyFrame, HelloFrame, LogAnswer, LogRequest
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.links.link_port import LinkPort
 
-# Pieces that one asker may have, a second and at once: with 64 KiB each, 512 KiB a second.
+# The rate and burst of pieces for one asker; with 64 KiB each, 512 KiB a second.
 _PIECES_PER_SEC = 8.0
 _PIECES_AT_ONCE = 32
-# Requests of one asker that are being answered.
+# The most requests of one asker that are answered at a time.
 _UNANSWERED = 4
 
 LogAnswered = Callable[[LogAnswer], None]

@@ -1,10 +1,10 @@
-"""The emitter's end of a subscription: one outbox for one reader, as fast as the reader takes it.
+"""The emitter's side of a subscription: sends one outbox to one reader, at the reader's pace.
 
-A feed that has caught up is told of every commit group and sends the reader's events from memory.
-A feed that is behind reads the journal in batches, as its credit allows. A reader that was cut off,
+A feed that has caught up is told of every commit group and sends the reader's events from memory. A
+feed that is behind reads the journal in batches, as its credit allows. A reader that was cut off,
 or the relay it reads through, may need events that have left the journal: those are read from the
 archive, and skipped only if they are not there. Before events go out, the journal notes them as
-sent: if the reader comes back with another journal, that is how far the lost one may have read.
+sent: if the reader comes back with a new journal, the lost one may have read them.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ from gatepost.links.credit_window import CreditWindow
 from gatepost.links.link_port import LinkPort
 
 _FRAMES_OF_WINDOW = 16
-# Further ones are not named: they count when their turn in the outbox comes.
+# Further ones are not named; they count once the feed reaches them.
 MAX_CONFIRMED = 16 * FRAME_EVENTS
 
 
@@ -80,9 +80,9 @@ class ArchivedOutbox(Protocol):
 
 
 class CatchUpFeed(ABC):
-    """Sends one outbox from memory while it can, and from the journal or archive while it must.
+    """Sends one outbox from memory if possible, else from the journal or archive.
 
-    `position` is how far the reader was sent everything there is for it.
+    The reader was sent all of its events through `position`.
     """
 
     stream: str
@@ -112,7 +112,7 @@ class CatchUpFeed(ABC):
         self._stopped = True
 
     def pump(self) -> None:
-        """Read the next batch, unless nothing is missing or no credit is left."""
+        """Read the next batch, if one is missing and credit is left."""
         if not self.caught_up and not self._stopped and self._window.begin_read():
             self._port.commit(self._read_next, self._send_read_batch)
 
@@ -121,7 +121,7 @@ class CatchUpFeed(ABC):
         self.pump()
 
     def publish_group(self, group: OutboxGroup) -> None:
-        """A commit group is on disk: send it now, or read it later if others have to go first."""
+        """A commit group is on disk: send it now, or later if earlier events are not sent yet."""
         if batches := self._batches_to_push(group):
             for batch in batches:
                 self._send_batch(batch)
@@ -141,7 +141,7 @@ class CatchUpFeed(ABC):
 
     @abstractmethod
     def _batches_of(self, group: OutboxGroup, incarnation: Incarnation) -> list[FeedBatch]:
-        """The frames that carry a commit group; none if it has to be read from the journal."""
+        """The frames for a commit group; none if it must be read from the journal."""
 
     @abstractmethod
     def _find_pruned(self, tx: Tx, incarnation: str, end: int) -> PrunedStretch | None:
@@ -188,7 +188,7 @@ class CatchUpFeed(ABC):
             self._archive.read_page(stretch, self._use_page)
 
     def _use_page(self, page: ArchivedPage | None, error: GatepostError | None) -> None:
-        """Send the events that were archived, or go on without them."""
+        """Send the events from the archive, or continue without them."""
         self._window.end_read()
         if self._stopped:
             return
@@ -251,8 +251,7 @@ class OutboxFeed(CatchUpFeed):
         super().__init__(port, source, incarnations, position, window, archive)
         self._reader = reader
         self._cut = cut
-        # Offers that were confirmed while the reader has to read other events first. A reader that
-        # takes no frames has no end of them.
+        # Offers that were confirmed while the reader is still behind; their number is limited.
         self._confirmed: deque[bytes] = deque()
 
     def publish_group(self, group: OutboxGroup) -> None:
@@ -278,7 +277,8 @@ class OutboxFeed(CatchUpFeed):
         head = outbox_reads.last_seq(tx)
         rows = outbox_reads.events_for(tx, self._reader, self.position, end, FRAME_EVENTS)
         limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
-        # A window has several frames, so that the reader's answers overtake what it has to read.
+        # A window holds several frames, so that the reader can acknowledge before it has read them
+        # all.
         size = min(FRAME_BYTES, self._window.size // _FRAMES_OF_WINDOW)
         upto, events = next(split_frames(rows, limit, size), (limit, []))
         return FeedBatch(incarnation, upto, upto == head, events)
@@ -317,7 +317,7 @@ def confirmed_offers(group: OutboxGroup, reader: str) -> list[bytes]:
 def split_frames(
     rows: Sequence[tuple[int, bytes]], upto: int, frame_bytes: int = FRAME_BYTES
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """(up to which seq, events) of each frame these events take; the last one reaches `upto`."""
+    """(last seq, events) of each frame for these events; the last frame reaches `upto`."""
     events: list[bytes] = []
     size = last = 0
     for seq, body in rows:

@@ -32,12 +32,12 @@ from gatepost.links.link_delay import LinkDelay
 from gatepost.links.link_port import LinkPart, LinkPort, ignore_result
 from gatepost.links.outbox_feed import ArchivedOutbox, OutboxFeed
 
-# How long a reader's progress may stay in memory only. Losing it delays pruning, nothing else.
+# How long a reader's progress may stay in memory only. Losing it only delays pruning.
 _SAVE_ACKED_MS = 1_000
 
 
 class OutboxLink:
-    """`peer` is the node id that the other side has proved. `open` it, then pass it every frame.
+    """Call `open`, then pass it every frame. `peer` is the node id that the other side has proved.
 
     `can_read` says whether this link should read the peer's outbox; only one link to a peer does.
     `on_feed` is called when the peer starts to read ours. `archive` has the events that have left
@@ -95,7 +95,7 @@ class OutboxLink:
                     raise LinkError(f"{self.peer} said something this link has no use for")
 
     def publish_group(self, group: OutboxGroup) -> None:
-        """Our outbox grew by this commit group."""
+        """Called when a commit group was added to our outbox."""
         if self.feed is not None:
             self.feed.publish_group(group)
         for part in self.parts:
@@ -173,10 +173,10 @@ class OutboxLink:
         )
 
     def _find_start(self, tx: Tx, frame: SubscribeFrame) -> tuple[int, int, SkipFrame | None]:
-        """The position to feed from, the end of what may be pruned, and a skip for a new journal.
+        """The start of the feed, the end of the pruned part, and a skip for a new journal.
 
-        A lost journal of the reader may have done the events up to `skip_seq`: its new one never
-        gets them.
+        A lost journal of the reader may have processed the events through `skip_seq`, so its new
+        one does not get them.
         """
         after = position_after(self._incarnations, frame.positions, self._node.id)
         head = outbox_reads.last_known_seq(tx)
@@ -222,7 +222,7 @@ class OutboxLink:
         self.save_progress()
 
     def save_progress(self) -> None:
-        """Note how far the peer has taken our outbox, once a second at most."""
+        """Save the peer's position in our outbox, once a second at most."""
         # The clock may have gone back: then the time since the last save is negative.
         is_due = not 0 <= self._port.now() - self._acked_saved_at < _SAVE_ACKED_MS
         if is_due and self.acked_seq > self._acked_saved:

@@ -2,8 +2,8 @@
 
 A replica starts at the position of the reader that is furthest back. When a reader comes from
 further back, the replica starts again from there. A replica that becomes too large loses its oldest
-events: a reader that still needs them gets them from their source again. All of this runs in the
-writer's thread.
+events: a reader that still needs them gets them from their source again. This runs in the writer's
+thread.
 
 proof.py has the rules of relays and proofs.
 """
@@ -117,7 +117,7 @@ UPDATE relayed SET bytes = max(0, bytes - (
 )) WHERE source = ?1
 """
 _CLEAR_BYTES = "UPDATE relayed SET bytes = 0 WHERE source = ?"
-# Events that came twice, or went with their incarnation, are counted too much until then.
+# Corrects the count, which includes events that came twice or were deleted with an incarnation.
 _COUNT_BYTES = """
 UPDATE relayed SET bytes = (SELECT coalesce(sum(length(body)), 0) FROM replica WHERE source = ?1)
 WHERE source = ?1
@@ -162,14 +162,14 @@ class ReplicaState(Struct, frozen=True):
 
 
 class ReaderProgress(Struct, frozen=True):
-    """How far a reader has taken an outbox; up to `through` the replica has no more for it."""
+    """A reader's position in an outbox; through `through` the replica has nothing more for it."""
 
     positions: list[Position]
     through: int
 
 
 class ReplicaExcerpt(Struct, frozen=True):
-    """The next frame's worth for one reader; `complete` if the replica has no more.
+    """The events of one frame for a reader; `complete` if the replica has no more.
 
     `last` is the last event in it. Up to `upto` there is no other event for the reader.
     """
@@ -207,8 +207,8 @@ def save_reader(
 ) -> dict[str, tuple[ReplicaState, int]]:
     """Note the outboxes that a reader wants from now on, and its positions in them.
 
-    Of the outboxes in `anew`, nothing that was noted before counts.
-    Returns the state of each replica, and up to where it has nothing for the reader.
+    For the outboxes in `anew`, earlier notes are ignored. Returns the state of each replica, and up
+    to where it has nothing for the reader.
     """
     found: dict[str, tuple[ReplicaState, int]] = {}
     wanted: dict[str, list[Position]] = {source: [] for source in wants}
@@ -232,7 +232,7 @@ def save_reader(
 def _reader_through(
     tx: Tx, source: str, reader: str, now: Sequence[Position], state: ReplicaState
 ) -> int:
-    """`through` as we noted it before; 0 if the reader has gone back since."""
+    """The noted `through` of a reader; 0 if its position went back."""
     row = tx.fetch_one(_SELECT_READER, (source, reader))
     if row is None or state.incarnations is None:
         return 0
@@ -242,7 +242,7 @@ def _reader_through(
 
 
 def save_progress(tx: Tx, progress: Mapping[tuple[str, str], ReaderProgress]) -> None:
-    """Note where the connected readers are, by (source, reader)."""
+    """Save the positions of the connected readers, by (source, reader)."""
     for (source, reader), at in progress.items():
         positions = msgspec.msgpack.encode(at.positions)
         tx.execute(_SAVE_PROGRESS, (positions, at.through, tx.now, source, reader))
@@ -260,7 +260,7 @@ def _lowest_needed(tx: Tx, source: str, incarnations: Sequence[Incarnation]) -> 
 def begin_following(
     tx: Tx, source: str, incarnations: Sequence[Incarnation]
 ) -> ReplicaPosition | None:
-    """The position to follow from, now that the source has these incarnations.
+    """The position from which to follow a source with these incarnations.
 
     None if this outbox has no reader. A replica that starts too late for one reader starts again.
     """
@@ -305,7 +305,7 @@ def save_incarnations(tx: Tx, frame: IncarnationsFrame) -> None:
     state = find_replica(tx, frame.source)
     known = None if state is None else state.incarnations
     if known is not None and known.incarnations != frame.incarnations:
-        # Behind the fork, readers have read events that are off the line now.
+        # Positions of readers after the fork refer to deleted events.
         tx.execute(_CAP_THROUGH, (frame.incarnations[-1][1] - 1, frame.source))
     tx.execute(_SAVE_INCARNATIONS, (encode_frame(frame), frame.source))
     names = msgspec.json.encode([name for name, _ in frame.incarnations]).decode()
@@ -314,7 +314,7 @@ def save_incarnations(tx: Tx, frame: IncarnationsFrame) -> None:
 
 
 def advance_replica(tx: Tx, source: str, before: ReplicaPosition, now: ReplicaPosition) -> bool:
-    """Move the position on; False if the replica was started again in between."""
+    """Advance the position; False if the replica was started again in between."""
     tx.execute(
         _ADVANCE_REPLICA,
         (now.incarnation, now.seq, now.chain, source, before.incarnation, before.seq, before.chain),

@@ -1,4 +1,4 @@
-"""All links of one gateway with the parts that run over them; a gateway and a simulation share it.
+"""All links of one gateway and their parts. Gateways and simulations share this code.
 
 Every connection to another gateway carries one link. A peer's outbox is read over one link only;
 when that link ends, another one to the same peer takes over. The backbone role decides the parts:
@@ -37,7 +37,7 @@ from gatepost.links.trace_part import CountedLedger, TraceForwarder, TracePart
 log = logging.getLogger(__name__)
 
 _HOUR_MS = 3_600_000
-# What a frame costs beside its own bytes, while the journal has not taken it.
+# The overhead of a frame in bytes, until the journal has taken it.
 _FRAME_COST = 256
 
 
@@ -161,7 +161,7 @@ class PeerLinks:
         return sorted(able, key=lambda link: not link.reader.has_source(node))
 
     def acked_seq(self, peer: str) -> int:
-        """How far a peer says it has taken our outbox; the journal may learn it a little later."""
+        """The position that a peer reports in our outbox; the journal notes it a little later."""
         return max((link.outbox.acked_seq for link in self.links_to(peer)), default=0)
 
     # -- reading theirs
@@ -183,7 +183,7 @@ class PeerLinks:
             link.outbox.publish_group(group)
 
     def mark_live(self) -> None:
-        """Tell the outbox whose events leave at once, so that it notes them as sent."""
+        """Tell the outbox which nodes get events at once, so that it notes these as sent."""
         live = {link.peer for link in self._links if link.outbox.feed is not None}
         if any(link.source.is_followed for link in self._links):
             live.add(EVERYBODY)
@@ -192,11 +192,11 @@ class PeerLinks:
     # -- now and then
 
     def room_changed(self) -> None:
-        """New members may be known; serve relay readers that asked for them before."""
+        """The room changed: serve relay readers whose wanted members are known now."""
         self.relay_host.retry_unserved()
 
     def tend(self, elapsed_ms: int) -> None:
-        """Do the periodic work of links, relays and fetches. `elapsed_ms` never goes back."""
+        """Periodic work of links, relays and fetches. `elapsed_ms` never goes back."""
         for link in list(self._links):
             link.refresh_role()
             link.outbox.save_progress()

@@ -1,4 +1,4 @@
-"""A relay's feed for one reader: all the outboxes it wants, in turns, as fast as it takes them.
+"""A relay's feed for one reader: all outboxes that it wants, in turns, at its own pace.
 
 proof.py has the rules of relays and proofs.
 """
@@ -39,8 +39,8 @@ class RelayFeedHost(Protocol):
 class ReaderShelf(Struct):
     """The reader's place in one replica.
 
-    `positions` is how far the reader says it is. The replica has nothing more for it up to
-    `through`, which outlives a restart. Up to `position` it was sent everything.
+    `positions` are the reader's own. Through `through`, which is saved, the replica has nothing
+    more for it. It was sent everything through `position`.
     """
 
     positions: list[Position]
@@ -68,9 +68,9 @@ class RelayFeed:
         found: dict[str, tuple[ReplicaState, int]],
         anew: Collection[str],
     ) -> None:
-        """The reader wants these outboxes from now on; those it wanted before go on.
+        """Serve exactly these outboxes from now on; feeds that were served before continue.
 
-        Those in `anew` begin at their position all the same.
+        Those in `anew` start again at their position.
         """
         before = self._shelves
         self._shelves = {}
@@ -87,7 +87,7 @@ class RelayFeed:
         self.pump()
 
     def learn_incarnations(self, frame: IncarnationsFrame) -> None:
-        """The source has these incarnations; after a fork the reader goes on from there."""
+        """Note the incarnations of a source; after a fork the reader continues from there."""
         shelf = self._shelves.get(frame.source)
         if shelf is None or shelf.incarnations == frame:
             return
@@ -123,7 +123,7 @@ class RelayFeed:
             self.pump()
 
     def push_groups(self, stored: StoredGroups) -> None:
-        """Send groups that were just stored, unless earlier events have to go first."""
+        """Send groups that were just stored, unless earlier events are not sent yet."""
         shelf = self._shelves.get(stored.source)
         if shelf is None or shelf.incarnations is None or not self._host.find_key(stored.source):
             return
@@ -149,7 +149,7 @@ class RelayFeed:
                 return
 
     def _read_excerpt(self, source: str, shelf: ReaderShelf) -> None:
-        # The outbox that is read now waits behind the others the next time.
+        # Move this outbox behind the others for the next turn.
         del self._shelves[source]
         self._shelves[source] = shelf
         frame, position = shelf.incarnations, shelf.position
@@ -194,7 +194,8 @@ class RelayFeed:
         for shelf in self._shelves.values():
             if shelf.incarnations is not None and shelf.taken >= shelf.sent:
                 shelf.through = shelf.position
-        # A source that was never followed counts too, or the relay would forget that it is wanted.
+        # Include sources that were never followed, so that the relay remembers that they are
+        # wanted.
         return {
             source: ReaderProgress(shelf.positions, shelf.through)
             for source, shelf in self._shelves.items()

@@ -1,4 +1,4 @@
-"""A relay: it keeps outboxes for readers that cannot reach their nodes, and serves them with proof.
+"""A relay keeps outboxes for readers that cannot reach their nodes, and serves them with proof.
 
 A relay follows a source over its own link with that source, so it never relays a relayed outbox. It
 checks every commit group before it keeps it. A reader checks each group again, so it need not trust
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 REPLICA_KEEP_MS = 48 * 3_600_000
 
 
-# How long a reader that reads nothing waits until an outbox is followed for it again.
+# The first pause before an outbox is followed again for a reader that does not advance.
 _FIRST_RESTART_MS = 15_000
 _MAX_RESTART_MS = 86_400_000
 
@@ -61,7 +61,7 @@ class ReplicaRestart(Struct, frozen=True):
 
 
 class RelayHost:
-    """All that one gateway relays. Every link of a relay gets a part of it.
+    """The relayed outboxes of one gateway. Every link of a relay gets a part of it.
 
     It runs where links run; only the operations it commits run in the writer's thread.
     """
@@ -87,7 +87,7 @@ class RelayHost:
         return RelayHostPart(self, port, peer)
 
     def find_key(self, node: str) -> bytes | None:
-        """The public key of a member. Nothing is kept for, or served to, anybody else."""
+        """The public key of a member. A relay serves members only."""
         found = self._coordinator.routes.directory.gateways.get(node)
         return None if found is None else found.key
 
@@ -150,7 +150,7 @@ class RelayHost:
         return True
 
     def retry_restarts(self) -> None:
-        """Look again at the readers whose restart came too early; call it every second."""
+        """Retry restarts that came too early; call it every second."""
         for source, reader in sorted(self._delayed_restarts):
             part = next((each for each in self._parts if each.peer == reader), None)
             last = self._restarts.get((source, reader))
@@ -161,9 +161,9 @@ class RelayHost:
                 part.mark_grown(source)
 
     def forward_reading(self, reading: ReadingFrame) -> None:
-        """Pass a reader's progress on to the source, now or when it links to us again.
+        """Pass a reader's progress on to the source, now or on its next link.
 
-        A reader that says it too often is passed on by `flush_readings` only.
+        Too frequent reports wait for `flush_readings`.
         """
         key = (reading.source, reading.reader)
         source = next((part for part in self._parts if part.peer == reading.source), None)
@@ -174,7 +174,7 @@ class RelayHost:
             self._readings[key] = reading
 
     def flush_readings(self) -> None:
-        """Pass on the last progress of readers that said it too often; call it every second."""
+        """Pass on the progress that was reported too often; call it every second."""
         self._passed_readings.clear()
         linked = {part.peer: part for part in self._parts}
         for key in [each for each in self._readings if each[0] in linked]:
@@ -198,7 +198,7 @@ class RelayHost:
         self._clocks[source] = ahead
 
     def estimate_clock(self, source: str, now: int) -> int:
-        """The time at a source, going by how far its clock was ahead of ours last."""
+        """The time at a source, by the last known offset of its clock."""
         return max(0, now + self._clocks.get(source, 0))
 
     def raise_gap(self, tx: Tx, source: str, seq: int, first: int) -> None:
@@ -234,7 +234,7 @@ class RelayHost:
 
 
 class RelayHostPart:
-    """A relay's part of one link: it follows the peer, or serves it, or both."""
+    """A relay's part of one link: follows the peer, serves it, or both."""
 
     def __init__(self, host: RelayHost, port: LinkPort, peer: str) -> None:
         self._host = host
@@ -252,8 +252,8 @@ class RelayHostPart:
         # The peer's last request, until it is handled, and the outboxes of its latest one.
         self._request: RelayFrame | None = None
         self._wants: frozenset[str] = frozenset()
-        # Outboxes that a request left out since the last one was handled: they begin anew, even if
-        # a later request names them again.
+        # Outboxes that a request left out since the last one was handled. They start again, even if
+        # a later request names them.
         self._dropped: set[str] = set()
         self._is_saving = False
         # The peer's last request, if it names nodes that we do not know yet.
@@ -330,7 +330,7 @@ class RelayHostPart:
             if self._restarts:
                 self.start_following()
             else:
-                # A follower from before was to begin again, so it has missed events.
+                # An earlier follower was to start again, so it has missed events.
                 self.stop_following()
             return
         self._follower = ReplicaFollower(self._host, self._port, self.peer, position)
@@ -364,7 +364,7 @@ class RelayHostPart:
     # -- serving
 
     def resume_requests(self) -> None:
-        """Handle the peer's last request, once the one before is handled and it can take more."""
+        """Handle the peer's last request once the previous one is done and the queue drained."""
         frame = self._request
         if frame is not None and not self._is_saving and not self._port.is_congested:
             self._request = None
@@ -372,7 +372,7 @@ class RelayHostPart:
 
     def _handle_relay(self, frame: RelayFrame) -> None:
         if self._host.find_key(self.peer) is None:
-            # It has just joined: its link may be faster than our picture of the room.
+            # It may have just joined: links can be faster than room updates.
             self._unserved = frame
             return
         if self._feed is None:

@@ -1,4 +1,4 @@
-"""Reading by relay: outboxes of members we have no link with, from relays that we need not trust.
+"""Reading outboxes of members without a direct link, through relays that need no trust.
 
 Each outbox is asked of one linked relay, and of more if that one does not have it. Events that come
 twice are taken once. A relay that sends forged events, or leaves some out, is not asked for that
@@ -47,7 +47,7 @@ from gatepost.links.link_delay import LinkDelay
 from gatepost.links.link_port import LinkPort, ignore_result
 from gatepost.links.proof import check_incarnations, check_relayed_events, sign_reading
 
-# How often a source is told how far it was read. It delays pruning at the source, nothing else.
+# How often a source gets our position. A longer interval only delays its pruning.
 _READING_MS = 1_000
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class RelayRetry(Struct, frozen=True):
 
 
 class RelayBlame(Struct):
-    """How often a relay failed us with a source, and until when it is not asked."""
+    """How often a relay failed for a source, and until when it is not asked."""
 
     failures: int = 0
     since: int = 0
@@ -75,9 +75,9 @@ class RelayBlame(Struct):
 
 
 class RelayedResult(NamedTuple):
-    """Why a relayed frame was not taken, if it is an error, and how far its outbox is read now.
+    """The error of a relayed frame that was not taken, and the new position in its outbox.
 
-    `scanned`: its events were looked through and not taken; `restart` if they have to come again.
+    `scanned`: its events were only searched, not taken; `restart` if they must come again.
     """
 
     error: GatepostError | None
@@ -120,7 +120,7 @@ class RelayReader:
             self.refresh_requests()
 
     def refresh_requests(self) -> None:
-        """Ask for each outbox that no link brings: one relay that has it, or more until one has."""
+        """Request each outbox without a link from a relay that has it, or from several if unknown."""
         linked = {part.peer for part in self._parts}
         members = self.coordinator.routes.directory.gateways.keys()
         missing = members - linked - {self._node.id}
@@ -146,7 +146,7 @@ class RelayReader:
         return [part.peer for part in ranked[: 1 + (now - since) // self._retry.next_relay_ms]]
 
     def relay_of(self, source: str) -> str | None:
-        """The relay that brings us an outbox we have no link with; None if no relay has it."""
+        """The relay that supplies an outbox without a direct link; None if no relay has it."""
         return next((part.peer for part in self._parts if part.brings_source(source)), None)
 
     def sign_reading(self, taken: TakenFrame) -> ReadingFrame:
@@ -185,9 +185,9 @@ class RelayReaderPart:
         self.relays = relays
         self._wants: list[str] = []
         self._incarnations: dict[str, list[Incarnation]] = {}
-        # Outboxes whose events were looked through and not taken; only operations touch it.
+        # Outboxes whose events were searched and not taken; used in transactions only.
         self._scanned: set[str] = set()
-        # Outboxes that are read from our position again; until the relay begins, events are stale.
+        # Outboxes that are read again from our position; events are stale until the relay restarts.
         self._restarting: set[str] = set()
         self._unsent_readings: dict[str, TakenFrame] = {}
         self._readings_sent_at = 0
@@ -198,7 +198,7 @@ class RelayReaderPart:
         self._reader.add_part(self)
 
     def publish_group(self, group: OutboxGroup) -> None:
-        """Our own outbox is read by others."""
+        """Ignored, because other nodes read our outbox."""
 
     def close(self) -> None:
         self._reader.remove_part(self)
@@ -214,7 +214,7 @@ class RelayReaderPart:
         return True
 
     def has_source(self, source: str) -> bool:
-        """Whether this relay has shown that it keeps that outbox."""
+        """Whether this relay is known to keep that outbox."""
         return source in self._incarnations
 
     def brings_source(self, source: str) -> bool:
@@ -255,7 +255,7 @@ class RelayReaderPart:
         )
 
     def _check_or_blame(self, source: str, check: Callable[[bytes], T]) -> T:
-        """The result of `check`; if it finds a lie, blame the relay and raise an incident."""
+        """Run `check`; if it fails, blame the relay and raise an incident."""
         try:
             return check(self._reader.require_key(source))
         except LinkError as error:
@@ -288,7 +288,7 @@ class RelayReaderPart:
         envelopes: list[Envelope],
         incarnations: Sequence[Incarnation],
     ) -> None:
-        """Our journal was restored: these events count once their source has resumed us."""
+        """After a restore, search the events for `resumed` of the source; they count only then."""
         coordinator = self._reader.coordinator
         asked = find_restored(source, envelopes, incarnations[-1][0]) if incarnations else []
         coordinator.apply_decisions(tx, asked[-1:])
@@ -302,17 +302,17 @@ class RelayReaderPart:
             coordinator.skip_events(tx, SkipFrame(source, name, first_seq, through, "restored"))
 
     def _take_batch(self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]) -> RelayedResult:
-        """Take the events as if they came from their source; or none of them, and return why."""
+        """Take the events as if they came from their source, or none of them with a reason."""
         batch = self._make_batch(tx, frame, envelopes)
         take_batch = self._reader.coordinator.take_batch
-        # Whatever one source sends, the relay's link goes on for the others.
+        # A bad event of one source must not end the relay's link for the others.
         _, error = try_operation(tx, lambda tx: take_batch(tx, batch))
         if error is not None:
             self._raise_incident(tx, frame.source, error.message)
         return RelayedResult(error, (frame.source, frame.incarnation, envelopes[-1].seq))
 
     def _make_batch(self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]) -> EventBatch:
-        """Only signed facts count: the batch ends with its last event, and not in the future."""
+        """A batch of signed facts only: it ends with its last event, not at the relay's claim."""
         last = envelopes[-1]
         delay = self._delays.setdefault(frame.source, LinkDelay())
         arrived = delay.emitter_time(frame.now, self._port.uptime())
@@ -338,7 +338,7 @@ class RelayReaderPart:
         """Stop asking this relay for an outbox for a while, and ask the others.
 
         The events are signed, and yet cannot be taken: the relay left some out, or their source
-        signed nonsense. Nobody can tell which, so the source must not cost the relay its link.
+        signed nonsense. It is unknown which, so the relay keeps its link.
         """
         self._reader.blame_relay(self.peer, frame.source, self._port.now())
         self._restarting.add(frame.source)
@@ -347,12 +347,12 @@ class RelayReaderPart:
         self._reader.refresh_requests()
 
     def _return_credit(self, frame: EventsFrame) -> None:
-        """Nothing of this frame was taken, but it does not wait here either."""
+        """Return the credit of a frame that was not taken, because it is not kept either."""
         position = (frame.source, frame.incarnation, frame.first_seq - 1)
         self._port.send(TakenFrame(*position, frame_weight(frame), "relay"))
 
     def _restart_source(self, source: str) -> None:
-        """Read an outbox from our position again, for events of it were only looked through."""
+        """Read an outbox again from our position, because its events were only searched."""
         if source in self._restarting or source not in self._wants:
             return
         wants = self._wants
@@ -362,7 +362,7 @@ class RelayReaderPart:
         self.request_sources(wants)
 
     def send_readings(self) -> None:
-        """Tell the sources how far we are, once a second at most."""
+        """Send our positions to the sources, once a second at most."""
         # The clock may have gone back: then the time since the last readings is negative.
         waited = not 0 <= self.now() - self._readings_sent_at < _READING_MS
         if self._unsent_readings and waited:

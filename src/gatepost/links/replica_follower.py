@@ -132,7 +132,7 @@ class ReplicaFollower:
             raise LinkError(f"{self._source} leaves out events: {expected} should be next")
 
     def _close_group(self, group: CommitGroup) -> CommitGroup:
-        """Check that a group goes on where the last one ended and is the one its source signed."""
+        """Check that a group continues where the last one ended and that its source signed it."""
         size = group.last - self._seq
         if group.first != self._seq + 1 or not 0 < size <= len(self._tail):
             raise LinkError(f"a group of {self._source} does not start where the last one ended")

@@ -1,4 +1,4 @@
-"""The emitter's end of Follow: all of our outbox with its signed heads, for a relay that keeps it.
+"""The emitter's side of Follow: sends our whole outbox with its signed heads to a relay.
 
 A commit group may take several frames; its head travels in the frame that holds its last event.
 
@@ -137,12 +137,12 @@ class SourceFeedPart:
         )
 
     def is_refused(self) -> bool:
-        """Whether the peer follows us, and the room has not shown in time that it is a relay."""
+        """Whether the peer follows us, and the room did not confirm in time that it is a relay."""
         waited = self._port.now() - self._requested_at
         return self._request is not None and waited > _ROLE_MS and not self._may_follow()
 
     def _find_start(self, tx: Tx, frame: FollowFrame) -> tuple[IncarnationsFrame, int, int]:
-        """Our incarnations, the position to go on from, and that from which the journal has all."""
+        """Our incarnations, the position to continue from, and the start of the whole journal."""
         incarnations = load_incarnations(tx)
         position = position_after(incarnations, frame.positions, self._node.id)
         whole_from = outbox_reads.last_seq(tx)
@@ -182,7 +182,7 @@ class SourceFeedPart:
         """A member reads our outbox through a relay, and signs how far it is."""
         reader = self._coordinator.routes.directory.gateways.get(frame.reader)
         if reader is None:
-            # It may have just joined. It says how far it is again with the next events it takes.
+            # It may have just joined. It reports again with its next events.
             return
         check_reading(frame, reader.key)
         self._port.commit(lambda tx: self._save_reading(tx, frame), ignore_result)
@@ -232,7 +232,7 @@ class SourceFeed(CatchUpFeed):
         return PrunedStretch(None, incarnation, self.position, upto)
 
     def _pass_over(self, upto: int) -> None:
-        """A relay takes a gap only where it starts to follow."""
+        """End the feed: a relay accepts a gap only where it starts to follow."""
         if self._has_sent:
             self._port.end(GatepostError("the archive of this outbox has a gap; follow it again"))
 

@@ -1,8 +1,8 @@
-"""How gateways ask each other for the steps of an event: over their link, or through a relay.
+"""Trace requests between gateways, over a direct link or through a relay.
 
-A request through a relay is signed by the asker and its answer by the target, so that a relay can
-neither ask for others nor make up an answer. The relay checks both before it passes them on, so
-that no node can make two others end their link.
+A relayed request is signed by the asker and its answer by the target, so that a relay cannot forge
+either. The relay checks both before it passes them on, so that no node can make two others end
+their link.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,10 +48,10 @@ from gatepost.proof.proof_file import ProvenGroup
 
 # Requests of one link that are being answered or passed on; the rest get no answer.
 _UNANSWERED = 4
-# Events that one gateway may ask for, a second and at once. Each costs some reads of the journal.
+# The rate and burst of events in requests of one gateway. Each event costs some reads.
 _EVENTS_PER_SEC = 32.0
 _EVENTS_AT_ONCE = 512
-# A proof costs as much as the steps of this many events, and the search of an archive once more.
+# The cost of a proof in events; a search of the archive costs the same again.
 _PROOF_EVENTS = 16
 # Counting the messages of a ledger reads them all, though once for all who ask at the same time.
 _LEDGER_EVENTS = 8
@@ -148,7 +148,7 @@ class TraceForwarder:
             each.asker.send_answer(replace(answer, id=each.request.id))
 
     def check_answer(self, request: TraceRequest, answer: TraceAnswer) -> None:
-        """Raise LinkError unless the target signed the steps; without steps there is no proof."""
+        """Raise LinkError unless the target signed the answer; one without steps is unsigned."""
         key = self.find_key(request.target or "")
         if key is None:
             raise LinkError(f"{request.target} is not in this room")
@@ -158,7 +158,7 @@ class TraceForwarder:
             raise LinkError(f"steps of {request.target} came without proof")
 
     def _expire_requests(self, now: int) -> None:
-        # The clock may have gone back: no request waits longer than from now on.
+        # After the clock went back, no request waits longer than `_FORWARD_MS` from now.
         self._forget_requests(
             [each for each in self._waiting if not now < each.deadline <= now + _FORWARD_MS]
         )
@@ -248,11 +248,11 @@ class TracePart:
         return True
 
     def publish_group(self, group: OutboxGroup) -> None:
-        """A trace is asked for, never streamed."""
+        """Ignored, because traces are requested, not streamed."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether the peer has to take the answers it has before it gets more."""
+        """True while the send queue is over its limit; defer answers until it drains."""
         return self._port.is_congested
 
     def close(self) -> None:
@@ -309,7 +309,7 @@ class TracePart:
         """The answer, and whether the archive has more evidence."""
         steps: list[TraceStep] = []
         for event_id in frame.event_ids:
-            # Of a malformed event id nothing is known.
+            # Nothing is known about a malformed event id.
             try:
                 steps += EventTrace(tx, self._node.id, asker).trace_events([event_id])
             except GatepostError:

@@ -48,7 +48,7 @@ SELECT {_MAIL_COLUMNS}, p.sender
 FROM mail m JOIN body b ON b.id = m.id JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS}
 WHERE m.mailbox = ?1 AND (m.rank, m.arrival) > (?2, ?3) AND
 """
-# One by one: ready mail in its order, then mail that waits for its moment, and leased mail.
+# In this order: ready mail, delayed mail, leased mail.
 _SELECT_READY_UNORDERED = f"""{_SELECT_UNORDERED}
 m.{_IF_WAITING} AND m.{IS_UNORDERED} AND m.not_before = 0 ORDER BY m.rank, m.arrival LIMIT ?4
 """
@@ -87,7 +87,7 @@ class UnsettledMail(Struct, frozen=True):
 
 
 class MailSubject(Struct):
-    """The one field of the description of an event that lists show."""
+    """The field of an event's description that lists show."""
 
     subject: str | None = None
 
@@ -105,7 +105,7 @@ class PeekPage:
         self.rows: list[Row] = []
 
     def offer_span(self, span: MailSpan) -> None:
-        """Add a span's messages; they are in order, so the first that does not fit ends it."""
+        """Add the messages of a span, in order, until one does not fit on the page."""
         sender, first, last = span
         *position, id = self._after
         if pair_of_mail(id) == pair_of_mail(first) and not is_unordered(id):
@@ -180,7 +180,7 @@ def _summarize_row(row: Row) -> Summary:
 
 
 def subject_of(meta: bytes | None) -> str | None:
-    """What tracked mail is about, if its sender said so."""
+    """The subject of tracked mail, if it has one."""
     return None if meta is None else _decode_subject(meta).subject
 
 

@@ -76,7 +76,7 @@ class Dispatcher:
         self._sweep_due_at: int | None = 0
         # The time of the previous group.
         self._previous_now: int | None = None
-        # The mailboxes without order; None until the journal was asked.
+        # The mailboxes without order; None until they are read from the journal.
         self._unordered: set[str] | None = None
         # Called with every batch of leased messages, each of which begins a turn.
         self.on_leased: Callable[[list[LeasedMessage]], None] | None = None
@@ -101,7 +101,7 @@ class Dispatcher:
         return self._take_mail(tx, box, consumer, limit).messages
 
     def add_waiter(self, tx: Tx, waiter: Waiter) -> list[LeasedMessage]:
-        """Serve `waiter` as mail comes. Return the messages its consumer already holds."""
+        """Begin to serve `waiter`. Return the messages that its consumer already holds."""
         box, credit = waiter.mailbox, waiter.credit
         held = leases_held_by(tx, box.id, waiter.consumer) if waiter.consumer else []
         limit = credit if waiter.once else sum(lease.size for lease in held)
@@ -189,9 +189,10 @@ class Dispatcher:
     ) -> list[LeasedMessage]:
         """Remove and return mail; the caller forwards it and reports its outcome.
 
-        Unordered mail may go even if it is delayed. Ordered mail goes when the first of its pair is
-        ready: it might have to wait elsewhere for numbers whose end depends on its own. Then all
-        of the pair goes, for mail that stayed would be before the rest if that comes back.
+        Unordered mail is taken even if it is delayed. Ordered mail is taken once the first mail of
+        its pair is ready, because earlier it could wait elsewhere for numbers that wait for it.
+        Then the whole pair is taken: mail left behind would be overtaken, or overtake, if the rest
+        came back.
         """
         box = self.mailbox_ref(tx, mailbox)
         messages = self._take_mail(tx, box, consumer, limit, choice).messages
@@ -207,13 +208,13 @@ class Dispatcher:
         return self._waiters.consumed_mailboxes()
 
     def set_order(self, tx: Tx, mailbox: str, order: Order) -> None:
-        """Decide whether mail of this mailbox that does not say so itself is ordered."""
+        """Set the default order of a mailbox, for mail that does not state one."""
         set_mailbox_order(tx, ensure_mailbox(tx, mailbox), order == "fifo")
         self._unordered = None
         tx.on_rollback(self._forget_unordered)
 
     def is_unordered(self, tx: Tx, mailbox: str) -> bool:
-        """Tell whether mail of this mailbox that does not say so itself is without order."""
+        """Whether mail of a mailbox is unordered by default."""
         if self._unordered is None:
             self._unordered = find_unordered_mailboxes(tx)
         return mailbox in self._unordered
@@ -274,11 +275,11 @@ class Dispatcher:
         return taken
 
     def _force_sweep(self) -> None:
-        """Sweep in this group: mail that was given back may have expired while it was leased."""
+        """Sweep in this group, because returned mail may have expired while it was leased."""
         self._sweep_due_at = 0
 
     def _sweep_if_due(self, tx: Tx) -> None:
-        """Time out leases, expire mail and end backoffs, if any of these is due."""
+        """Time out leases, expire mail and end backoffs that are due."""
         if self._sweep_due_at is None or tx.now < self._sweep_due_at:
             return
         self._sweep_due_at = None

@@ -50,15 +50,15 @@ SELECT p.sender, m.fingerprint FROM mail m JOIN pair p ON p.id = m.id >> {PAIR_N
 WHERE m.mailbox = ? AND m.msg_id = ?
 """
 
-# Mail goes before the mail of other senders that came up to so long before it, and no further.
+# Mail overtakes mail of other senders that is at most this much older.
 _MAX_HEAD_START_MS = 3_600_000
 
 
 class NewMail(msgspec.Struct):
     """A message to enqueue. `meta` marks tracked mail: its sender is told when it is settled.
 
-    Times are in milliseconds; `ttl` is relative. `ordered` None means as its mailbox, and
-    `max_retries` None as many as the mailbox allows.
+    Times are in milliseconds; `ttl` is relative. If `ordered` or `max_retries` is None, the mailbox
+    decides.
     """
 
     msg_id: str
@@ -107,7 +107,7 @@ def find_mailbox(tx: Tx, name: str) -> int:
 
 
 def set_mailbox_order(tx: Tx, mailbox: int, ordered: bool) -> None:
-    """Decide whether mail that does not say so itself is ordered; waiting mail stays as it is."""
+    """Set the default order of a mailbox. Waiting mail keeps its order."""
     tx.execute("UPDATE mailbox SET ordered = ? WHERE id = ?", (ordered, mailbox))
 
 
@@ -216,8 +216,8 @@ def _insert_mail(
         ordered = ordered_by_default if mail.ordered is None else mail.ordered
         created = now if mail.created_at is None else mail.created_at
         not_before = mail.not_before if mail.not_before > now else 0
-        # Priority n overtakes messages of other pairs that are up to n seconds older. Nobody gets
-        # ahead of all others by a date in the past.
+        # Priority n overtakes messages of other pairs that are up to n seconds older. A date in the
+        # past overtakes no further.
         rank = max(created, not_before, now - _MAX_HEAD_START_MS) - mail.priority * 1000
         id, rank = pair.assign_mail_id(ordered, rank)
         expires = policy.expiry(now, mail.ttl, not_before)

@@ -68,7 +68,7 @@ ORDER BY m.rank, m.arrival LIMIT ?
 
 
 class MailChoice(Struct, frozen=True):
-    """The mail that a take considers: with `whole_pairs` also delayed mail behind ready mail."""
+    """Selects the mail to take; `whole_pairs` includes delayed mail behind ready mail."""
 
     unordered_query: str
     whole_pairs: bool = False
@@ -76,7 +76,7 @@ class MailChoice(Struct, frozen=True):
 
 _UNORDERED_READY = _select_unordered("not_before = 0")
 READY = MailChoice(_UNORDERED_READY)
-# Mail that is forwarded goes pair by pair, and all unordered mail with it when an agent has moved.
+# Forwarding takes whole pairs, and, when an agent has moved, all unordered mail.
 FORWARD_READY = MailChoice(_UNORDERED_READY, whole_pairs=True)
 FORWARD_WAITING = MailChoice(_select_unordered("not_before >= 0"), whole_pairs=True)
 
@@ -92,7 +92,7 @@ _rank_and_arrival = itemgetter(0, 1)
 _ID, _MSG_ID, _CREATED, _ATTEMPT, _STATE, _EXPIRES, _TRACKED, _PAYLOAD, _META = range(2, 11)
 _NOT_BEFORE, _SENDER = 11, 12
 
-# Mail that is released later does not wait for a backoff that is over.
+# If this mail is released later, its finished backoff must not count again.
 _RETRY_MAIL = f"UPDATE mail SET {_SET_PENDING_AGAIN}, not_before = 0 WHERE id = ? AND {_IF_NACKED}"
 _DEQUEUE_MAIL = f"""
 UPDATE mail SET {_SET_IN_FLIGHT}, lease = ? WHERE id BETWEEN ? AND ? AND {_IF_PENDING}
@@ -238,8 +238,8 @@ def take_mail(
 def _read_run(tx: Tx, head: int, end: int, portion: int, whole: bool) -> Iterator[Row]:
     """Yield a pair's mail from its head, which is ready.
 
-    Unless it is to be whole, the run ends before mail that is not due; and always before mail past
-    its expiry, which the sweep removes. Rows are read in portions: with many pairs each portion is
+    The run ends before mail past its expiry, which the sweep removes, and, unless the whole pair is
+    wanted, before mail that is not due. Rows are read in portions: with many pairs each portion is
     small, because few pairs are read to the end.
     """
     first = head

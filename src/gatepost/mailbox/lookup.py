@@ -40,7 +40,7 @@ _SELECT_ANY_WAITING = "SELECT id FROM mailbox WHERE waiting > 0 LIMIT 1"
 
 
 class MailRecord(NamedTuple):
-    """How far a mail has got. `consumer` is who leased it; `reason` why it is a dead letter."""
+    """The state of a mail. `consumer` has leased it; `reason` is why it is a dead letter."""
 
     state: MailState
     attempt: int

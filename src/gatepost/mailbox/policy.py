@@ -34,7 +34,7 @@ class MailboxPolicy(msgspec.Struct, frozen=True):
 
 
 def check_delay(now: int, not_before: int, ttl: int | None) -> None:
-    """Refuse a message that would expire before its turn may begin, or that begins never."""
+    """Refuse a message that would expire before it is due, or whose due time is out of range."""
     if not_before - now > MAX_DELAY_MS:
         raise InvalidRequest("`not_before` is more than ten years ahead")
     if ttl is not None and not_before >= now + ttl:

@@ -70,7 +70,7 @@ ReplyMarks = Mapping[str, bytes]
 
 
 class ClosedMail(Struct, frozen=True):
-    """A tracked message that was closed; its sender has to be told.
+    """A tracked message that was closed, for the report to its sender.
 
     `lease_handle` and `meta` are set only for acked mail.
     """
@@ -84,7 +84,7 @@ class ClosedMail(Struct, frozen=True):
 
 
 class FreedMail(Struct, frozen=True):
-    """`size` messages of a lease have left its consumer, which still holds `left`."""
+    """`size` messages of a lease were settled or released; its consumer still holds `left`."""
 
     lease: int
     size: int
@@ -282,7 +282,7 @@ def _check_repeat(
 
 
 class FailedTurn(Struct, frozen=True):
-    """Why a turn failed; a `rejected` message is not retried."""
+    """The reason of a failed turn; a `rejected` message is not retried."""
 
     reason: str
     rejected: bool = False
@@ -334,7 +334,7 @@ def fail_head(
 def _fail_mail(
     tx: Tx, mailbox: int, id: int, turn: FailedTurn, policy: MailboxPolicy
 ) -> list[ClosedMail]:
-    """Nack one message in flight; close it if it may not be retried."""
+    """Nack one message in flight; close it if no retry is left."""
     query = "SELECT msg_id, attempt, expires_at, tracked, max_retries FROM mail WHERE id = ?"
     ((msg_id, attempt, expires_at, tracked, max_retries),) = tx.fetch_all(query, (id,))
     exhausted = turn.rejected or policy.is_exhausted(attempt, max_retries)

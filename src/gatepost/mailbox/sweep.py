@@ -20,7 +20,7 @@ from gatepost.mailbox.states import MailInput, MailState, transition_sql
 
 # Limit of each kind of change per commit group; the rest is due at once in the next group.
 SWEEP_BATCH = 1000
-# The fact that says up to which settled mail, by time and id, the bodies are deleted.
+# The name of the fact that holds the position, by time and id, through which bodies are deleted.
 _BODIES_FORGOTTEN = "bodies_forgotten"
 
 _SET_EXPIRED, _IF_WAITING = transition_sql(MailInput.EXPIRE)
@@ -79,7 +79,7 @@ AND NOT EXISTS (SELECT 1 FROM mail WHERE id BETWEEN ?2 AND ?3)
 
 
 def next_due(tx: Tx) -> int | None:
-    """Return the next moment at which a lease, mail, backoff or delay ends, or None."""
+    """When the next lease, mail, backoff or delay ends; None if there is none."""
     ((*found,),) = tx.fetch_all(_SELECT_NEXT_DUE)
     return min((moment for moment in found if moment is not None), default=None)
 
@@ -107,7 +107,7 @@ def expire_mail(tx: Tx) -> tuple[set[int], list[ClosedMail]]:
 
 
 def _skip_expired(tx: Tx, gone: set[int]) -> None:
-    """Advance each pair whose head, or first message behind its lease, is one of these."""
+    """Advance the pairs whose head, or first message behind a lease, has expired."""
     for pair in {pair_of_mail(id) for id in gone if not is_unordered(id)}:
         ((head, behind),) = tx.fetch_all(_SELECT_PAIR_START, (pair,))
         if head in gone:
@@ -126,7 +126,7 @@ def promote_mail(tx: Tx) -> set[int]:
 
 
 def cap_deadlines(tx: Tx, policy: MailboxPolicy) -> None:
-    """The clock may have gone back: cap each lease and each backoff at now + its full length."""
+    """After the clock went back, cap each lease and backoff at now + its full length."""
     latest_timeout = tx.now + policy.inflight_timeout
     tx.execute("UPDATE lease SET expires_at = ?1 WHERE expires_at > ?1", (latest_timeout,))
     backoffs = tx.fetch_all(_SELECT_PAIR_BACKOFFS, (tx.now,))
@@ -142,7 +142,7 @@ def cap_deadlines(tx: Tx, policy: MailboxPolicy) -> None:
 
 
 def forget_settled_mail(tx: Tx, bodies_before: int, rows_before: int, batch: int) -> int:
-    """Delete the bodies, and much later the rows, of mail settled before these times.
+    """Delete the bodies of mail settled before one time, and the rows before an earlier one.
 
     A row outlives every retry of its sender, so that a repeated msg_id is always recognized. Dead
     letters keep both until a person discards them. Returns the number of deletions.

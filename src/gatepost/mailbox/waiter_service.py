@@ -9,7 +9,7 @@ from gatepost.mailbox.settle import FreedMail
 from gatepost.mailbox.waiters import Waiter, WaiterQueue
 from gatepost.wire.operations import LeasedMessage
 
-# How many messages one commit group hands to waiters; the next group continues with the rest.
+# The most messages that one commit group leases to waiters; the next group leases more.
 _MAX_SERVED_PER_GROUP = 2000
 
 # Leases up to `limit` messages to a waiter, and up to `share` unordered ones.
@@ -30,11 +30,11 @@ class WaiterService:
         self._touched_mailboxes |= mailboxes
 
     def has_touched(self) -> bool:
-        """Tell whether the next group has mailboxes to look at."""
+        """Whether the next group has mailboxes to serve."""
         return bool(self._touched_mailboxes)
 
     def free_leases(self, tx: Tx, mailbox: int, freed: list[FreedMail]) -> None:
-        """Return the credit of settled or released messages to the waiters that held them."""
+        """Give waiters back the credit of messages that were settled or released."""
         self._touched_mailboxes.add(mailbox)
         for each in freed:
             self._waiters.free_lease(tx, each)

@@ -1,4 +1,4 @@
-"""The consumers that wait for mail, their turns, and how many more messages each can take.
+"""The consumers that wait for mail, their turns, and the credit of each.
 
 All of this is in memory and changes together with a transaction. Every change therefore registers
 its reverse with `on_rollback`.
@@ -18,10 +18,10 @@ from gatepost.wire.operations import LeasedMessage
 class Waiter(Struct, eq=False):
     """A waiting consumer that can take `credit` more messages.
 
-    After the commit, `push` is called with the messages leased for it. With `once` it is served
-    one batch only. `gone` may be set from any thread; a waiter that is gone is never served again.
-    A consumer that comes back holding more messages than it asked for has a negative credit until
-    it has settled the surplus.
+    After the commit, `push` is called with the messages leased for it. With `once` it is served one
+    batch only. `gone` may be set from any thread; a waiter that is gone is never served again. If a
+    returning consumer holds more messages than it asks for, its credit is negative until it has
+    settled the surplus.
     """
 
     mailbox: MailboxRef
@@ -101,7 +101,7 @@ class WaiterQueue:
         tx.on_rollback(partial(self._apply_credit, waiter, -size))
 
     def _apply_credit(self, waiter: Waiter, size: int) -> None:
-        """Change a waiter's credit; one that got mail goes last, so that consumers take turns."""
+        """Change a waiter's credit; one that got mail moves to the end, so that they take turns."""
         waiter.credit += size
         if size < 0 or waiter.credit - size <= 0:
             self._requeue(waiter)

@@ -5,8 +5,8 @@ only when the socket can take them, so a slow peer costs no memory. Answers are 
 the room a few times at once, and after that a limited number of bytes per second. Frames of the
 link are queued as bytes; a peer that makes us queue more than a limit is cut off.
 
-A gateway that stood still, because its machine slept or its process was stopped, ends its
-connections: messages that waited in them may have expired, and their senders may have said so.
+A gateway that was suspended, with its machine or alone, ends its connections, because messages that
+waited in them may have expired and been given up by their senders.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from gatepost.room.sync_protocol import SyncRole
 LINK_PREFIX = b"\x70"
 _SEND_SECS = 30.0
 _MAX_QUEUED_ANSWERS = 8
-# A peer may ask for the room as often as this many times its largest answer, or this many bytes,
-# at once; what it was sent before is forgotten at this rate.
+# A peer may request this many times its largest answer, or this many bytes, at once. Earlier
+# answers stop counting at this rate.
 _FREE_ANSWERS = 3
 _FREE_ANSWER_BYTES = 8 << 20
 _ANSWER_BYTES_PER_SEC = 1 << 20
-# With less than this queued, a link may queue more on request of its peer.
+# A link answers requests of its peer only while less than this is queued.
 CONGESTED_BYTES = 256 * 1024
 _LOOK_SECS = 5.0
-# After a room message that took longer, its peer waits as long.
+# If a room message takes longer, its peer then waits for the same time.
 _COSTLY_SECS = 0.01
 _DIGEST_SECS = 60.0
 
@@ -65,14 +65,14 @@ class PeerConnection:
         still_secs: float = 30.0,
     ) -> None:
         self.node = node
-        # Less than a sender waits for the word of an owner.
+        # Shorter than the time for which a sender waits for its owner's receipt.
         self._still_secs = still_secs
         self.public_key = public_key
         self.role = role
         self.session = ""
         # When the last message came, by the event loop's clock.
         self.opened_at = self.heard_at = asyncio.get_running_loop().time()
-        # When this connection last looked at the clock that also runs while the machine sleeps.
+        # The last reading of the clock that also runs while the machine sleeps.
         self._awake_at = read_boot_clock()
         self.synced = asyncio.Event()
         self.idle = asyncio.Event()
@@ -106,7 +106,7 @@ class PeerConnection:
 
     @property
     def is_congested(self) -> bool:
-        """Whether the peer has to take some frames before its requests lead to more of them."""
+        """True while the send queue is over its limit; defer answers until it drains."""
         return self.queued_bytes >= CONGESTED_BYTES
 
     def end(self, error: GatepostError) -> None:
@@ -145,8 +145,8 @@ class PeerConnection:
                 self._send_digest()
             if answer:
                 self._queue_answer(answer)
-            # The socket is not read meanwhile, so a peer that costs too much waits. After a costly
-            # message others get as much time as that took.
+            # The socket is not read meanwhile, so an expensive peer waits: after a costly message
+            # for as long as that took.
             await asyncio.sleep(max(pause, spent if spent > _COSTLY_SECS else 0.0))
 
     async def _take_frame(self, data: bytes) -> None:
@@ -154,7 +154,7 @@ class PeerConnection:
         began = time.perf_counter()
         self.on_frame(data)
         self._slice_secs += time.perf_counter() - began
-        # Many small frames may wait in the socket: others get their turn in between.
+        # Many small frames may wait in the socket: let other tasks run in between.
         if self._slice_secs > SLICE_SECS:
             self._slice_secs = 0.0
             for _ in range(TURNS_OF_OTHERS):
@@ -236,7 +236,7 @@ class PeerConnection:
 
 
 class AnswerBudget:
-    """How many bytes of answers a peer may still ask for."""
+    """The bytes of answers that a peer may still request."""
 
     def __init__(self) -> None:
         self._spent = 0.0

@@ -1,4 +1,4 @@
-"""Which addresses a gateway dials because the room names them.
+"""Checks addresses from the room before a gateway dials them.
 
 A member writes its own address into the room, and others dial it. So the address must not be one
 that only makes sense on the dialling machine: its loopback ports, or services on its link. A name
@@ -19,7 +19,7 @@ from gatepost.errors import WrongHost
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _RESOLVE_SECS = 5.0
-# A member may name a host whose name servers never answer. Only such lookups wait for each other.
+# Separate threads, because a member may name a host whose name servers never answer.
 _resolvers = ThreadPoolExecutor(4, thread_name_prefix="resolve")
 # Addresses that stand for IPv4 ones, in networks without IPv4.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -44,7 +44,7 @@ async def resolve_address(url: str, *, allow_loopback: bool) -> str:
     addresses = await _find_addresses(urlsplit(url).hostname or "")
     for address in addresses:
         check_address(address, allow_loopback=allow_loopback)
-    # Another one with each attempt: not all of them may be reachable from here.
+    # Choose another one with each attempt, because some may be unreachable from here.
     return random.choice(addresses)
 
 
@@ -64,7 +64,7 @@ def _resolve_name(host: str) -> list[Any]:
 
 
 def check_address(text: str, *, allow_loopback: bool) -> None:
-    """Raise WrongHost unless a gateway of another machine, or an allowed one, can be there."""
+    """Raise WrongHost unless the address can be another machine's, or is allowed."""
     address = _embedded_ipv4(ipaddress.ip_address(text.partition("%")[0]))
     if address.is_loopback or address.is_unspecified:
         if not allow_loopback:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 # A gateway that changes networks may leave some dead connections behind.
 MAX_PER_NODE = 8
-# A node whose connections have to give way sooner than this opens too many of them.
+# A node whose connections are replaced sooner than this opens too many of them.
 _SHORT_LIFE_SECS = 60.0
 
 
@@ -51,7 +51,7 @@ class PeerConnections:
             self._connections.pop(connection, None)
 
     def _end_oldest_of(self, node: str) -> None:
-        """A node with too many connections loses its oldest one to the new one."""
+        """End the oldest connection of a node with too many."""
         own = [each for each in self._connections if each.node == node]
         if len(own) <= MAX_PER_NODE:
             return
@@ -89,7 +89,7 @@ class PeerConnections:
                 await asyncio.gather(*(each.idle.wait() for each in self._connections))
 
     def report_end(self, node: str, error: GatepostError) -> None:
-        """We ended a connection with this error: note if that was the fault of its node."""
+        """Report the node if it caused the error with which we ended its connection."""
         if isinstance(error, RoomViolation):
             self.count_incident(node, error)
         elif isinstance(error, RateLimited):

@@ -27,10 +27,10 @@ from gatepost.room.roles import Act
 from gatepost.room.service.room_replica import RoomReplica
 from gatepost.routing import DirectoryBuilder, RoutingDirectory
 
-# How soon after a change the room is looked at again, and how often without one.
+# The delay of a room check after a change, and the interval without one.
 _SOONEST_SECS = 0.05
 _LATEST_SECS = 1.0
-# Blobs, traces and small frames may queue so much on a connection, beside the credit of feeds.
+# The most bytes of blobs, traces and small frames queued on a connection, beside feeds.
 _QUEUE_SLACK_BYTES = 16 << 20
 
 
@@ -59,7 +59,7 @@ class ConnectionLinks:
     # -- connections come and go
 
     def add_dialled(self, connection: PeerConnection) -> None:
-        """We opened it, so we speak first: a plain Yjs reader must never get a frame."""
+        """Add a connection that we opened; we speak first, because Yjs readers get no frames."""
         self._add_link(connection).open()
 
     def add_joined(self, connection: PeerConnection) -> None:
@@ -107,7 +107,7 @@ class ConnectionLinks:
         return self._peers.relay_links(node)
 
     def relay_of(self, node: str) -> str | None:
-        """The relay that brings us the outbox of a node we have no link with."""
+        """The relay that supplies the outbox of a node without a direct link."""
         return self._peers.relay_reader.relay_of(node)
 
     def acked_seq(self, node: str) -> int:
@@ -122,7 +122,7 @@ class ConnectionLinks:
         await self._core.background.repeat_forever(_SOONEST_SECS, self._follow_room, failure)
 
     async def _follow_room(self) -> None:
-        """Wait for a change of the room, or a second, and look at it."""
+        """Wait for a change of the room, or a second, then apply it."""
         await self._replica.changes.wait_for_change(self._seen_changes, _LATEST_SECS)
         self._seen_changes = self._replica.changes.count
         await self._refresh_directory()
@@ -144,7 +144,7 @@ class ConnectionLinks:
 
 
 def max_queued_bytes(window_bytes: int) -> int:
-    """The limit for the frames that wait for one peer, and for those of it that wait for us.
+    """The limit for the frames queued for one peer, and for those received from it.
 
     Three feeds may run on a link: ours, ours for a relay, and those we relay. Each sends up to one
     window, and overdraws it by one window at most.

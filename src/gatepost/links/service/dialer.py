@@ -50,7 +50,7 @@ JoinFuture = asyncio.Future[JoinedPeer]
 
 
 class PeerBehindError(Unavailable):
-    """The peer is in an earlier document. It has our proof, and moves on at once."""
+    """The peer is in an earlier document; it has our proof and will move to ours at once."""
 
 
 class Dialer:
@@ -288,7 +288,7 @@ def _check_genesis(peer: JoinedPeer, fingerprint: str | None) -> None:
 
 
 def _limit_pause(seed: Seed, error: Exception, pause: float) -> tuple[float, float]:
-    """The last pause as it counts after this error, and the longest one that may follow."""
+    """The pause to double after this error, and its upper limit."""
     if isinstance(error, PeerBehindError):
         return min(pause, _CHECK_SECS), _MAX_RETRY_SECS
     if isinstance(error, Revoked):

@@ -116,7 +116,7 @@ class JoinClient:
         self._authority_contexts: dict[str, ssl.SSLContext] = {}
 
     async def exchange_invite(self, seed: Seed, token: str) -> ExchangeAnswer:
-        """Get a ticket for an invite; if this node has used it before, get one by proof."""
+        """Get a ticket for an invite, or by proof if this node has used the invite before."""
         issuer = read_invite_issuer(token).fingerprint
         try:
             async with await self._open_http(seed) as http:
@@ -138,14 +138,14 @@ class JoinClient:
             return await self._request_ticket(http, request, issuer)
 
     async def visit(self, seed: Seed) -> None:
-        """Connect, and let the gateway prove its key; nothing else is asked of it."""
+        """Connect and only let the gateway prove its key."""
         async with await self._open_http(seed) as http:
             await self._prove_host(http, seed.fingerprint)
 
     async def _prove_host(self, http: httpx.AsyncClient, fingerprint: str | None) -> Challenge:
         """Get a challenge of the gateway with this key; None accepts any member of our room.
 
-        Nothing of ours, not even our name, is sent before the gateway has proved its key.
+        Nothing, not even our name, is sent before the gateway has proved its key.
         """
         nonce = self._joiner.new_nonce()
         challenge = await self._request_json(
@@ -239,7 +239,7 @@ class JoinClient:
         )
 
     def _proxy_for(self, url: str) -> str | None:
-        """Tor for onion services, which encrypts and knows them by their key; otherwise none."""
+        """Tor for onion services, which it authenticates and encrypts; otherwise no proxy."""
         if not is_onion_url(url):
             return None
         proxy = self._onion_proxy()
@@ -311,7 +311,7 @@ class DirectConnect(connect):
 
 
 class DialedConnection(ClientConnection):
-    """Ends if the peer sends pings and does not read the answers."""
+    """A connection that ends if the peer sends pings without reading the answers."""
 
     def data_received(self, data: bytes) -> None:
         if self.transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:

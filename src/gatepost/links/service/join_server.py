@@ -52,7 +52,7 @@ REVOCATION_PATH = "/ansible/auth/revocations"
 ROOM_PATH = "/ansible/room"
 _MAX_PROOFS = 4
 _MAX_BODY_BYTES = 16 * 1024
-# Application close codes: the HTTP status that would have been, plus 4000.
+# Application close codes: the equivalent HTTP status plus 4000.
 _CLOSE_CODE_BASE = 4000
 _NO_LOCAL_TOKEN = {"open": True}
 OptionalNonce = Annotated[str | None, QueryParameter(min_length=16, max_length=128)]

@@ -1,4 +1,4 @@
-"""Which gateways are dialled: named by the operator, joined through, or members of the room."""
+"""Selects the gateways to dial: named by the operator, joined through, or members of the room."""
 
 import random
 from urllib.parse import urlsplit
@@ -15,8 +15,8 @@ from gatepost.room.service.room_replica import RoomReplica
 _MAX_BACKBONE_PEERS = 8
 _MAX_MAIL_PEERS = 256
 
-# An address and the key that is expected there. Two members may name the same address; whoever
-# does so falsely must not keep others from dialling the true one.
+# An address and the key that is expected there. Two members may name the same address; a false
+# claim must not keep others from dialling the true one.
 SeedKey = tuple[str, str | None]
 
 
@@ -85,7 +85,7 @@ class PeerSelection:
         )
 
     def _can_dial(self, member: RoomMember) -> bool:
-        """A member on loopback is on its own machine, and only there it can be dialled.
+        """A loopback address of a member can be dialled only on the member's machine.
 
         The addresses of a name are checked when it is dialled.
         """
@@ -98,7 +98,7 @@ class PeerSelection:
 
 
 def may_dial_loopback(replica: RoomReplica) -> bool:
-    """Whether members may be on this machine: this gateway is only there itself, or is told so."""
+    """Whether to dial loopback: this gateway listens there only, or the settings allow it."""
     ours = replica.endpoint
     is_local = ours is not None and is_loopback_url(ours)
     return is_local or replica.core.settings.room.dial_loopback

@@ -1,4 +1,4 @@
-"""Addresses of gateways to dial and how each is recognised; the ones joined through are stored."""
+"""Addresses of gateways to dial, with the expected key of each. Joined ones are stored."""
 
 import msgspec
 from msgspec import Struct
