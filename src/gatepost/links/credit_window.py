@@ -2,11 +2,11 @@
 
 
 class CreditWindow:
-    """The reader grants `size` bytes. Sending spends them; the reader gives them back as it stores.
+    """The reader grants `size` bytes. Sending spends them; the reader returns them as it stores.
 
-    The emitter sends as long as any credit is left, so one frame, or one commit group that is not
-    larger than the whole window, may overdraw it. While credit is left, one batch at a time is read
-    from the journal: `begin_read` claims that turn and `end_read` gives it back.
+    The emitter sends while any credit is left, so the last frame, or a commit group no larger than
+    the window, may overdraw it. While credit is left, one batch at a time is read from the journal:
+    `begin_read` claims that turn and `end_read` gives it back.
     """
 
     def __init__(self, size: int) -> None:

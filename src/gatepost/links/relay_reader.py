@@ -120,7 +120,7 @@ class RelayReader:
             self.refresh_requests()
 
     def refresh_requests(self) -> None:
-        """Request each outbox without a link from a relay that has it, or from several if unknown."""
+        """Request each outbox without a link from a relay that has it, or from several relays."""
         linked = {part.peer for part in self._parts}
         members = self.coordinator.routes.directory.gateways.keys()
         missing = members - linked - {self._node.id}
