@@ -71,7 +71,7 @@ class AgentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def runtime_name(self) -> RuntimeName:
-        """The runtime that was asked for, or else the one that the definition fits."""
+        """The runtime that the definition names, or the one that it implies."""
         return self.runtime or ("docker" if self.image else "process")
 
     @property

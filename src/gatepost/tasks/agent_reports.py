@@ -1,4 +1,4 @@
-"""Reports of agents that run by themselves: they accept, update and end their tasks."""
+"""Reports of self-hosted agents, which accept, update and end their tasks."""
 
 from collections.abc import Iterable
 
@@ -31,12 +31,12 @@ SELECT id FROM task WHERE executor = 'agent' AND state IN ('accepted', 'running'
 
 
 class AgentReports:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(self, parts: HubParts, executed: ExecutedTasks) -> None:
         self._parts = parts
         self._executed = executed
-        # Agent → lease handles of the mail whose tasks the present reports accept.
+        # Agent → lease handles of the mail whose tasks are being accepted.
         self._handles: dict[str, list[str]] = {}
         self._accepted: set[str] = set()
         # When this gateway first looked for silent agents.
@@ -52,14 +52,14 @@ class AgentReports:
         changed = [self._apply_report(tx, report) for report in reports]
         ack = self._parts.core.coordinator.ack
         for agent, handles in self._handles.items():
-            # A lease that has timed out begins no task: another consumer may have the mail now.
+            # Do not begin a task whose lease timed out: another consumer may have leased its mail.
             for failure in ack(tx, agent, handles, [], {}).failures:
                 raise failure.to_error()
         self._accepted.clear()
         return changed
 
     def is_being_settled(self, task_id: str) -> bool:
-        """Whether the mail of a task ends because its agent accepts the task right now."""
+        """Whether the mail of a task is being settled because its agent accepts the task."""
         return task_id in self._accepted
 
     def _apply_report(self, tx: Tx, report: TaskReport) -> Task:
@@ -93,14 +93,14 @@ class AgentReports:
         return found
 
     def _accept(self, tx: Tx, report: TaskReport, eta_at: int | None) -> Task:
-        """Accept a task and begin it. A repeat, after an answer that was lost, changes nothing."""
+        """Accept a task and begin it. Repeating the call, after a lost answer, changes nothing."""
         begun = self._executed.try_begin(tx, report.task_id, report.agent, eta_at)
         if begun is None:
             task = self._load_own_task(tx, report)
             if task.executor == "session":
                 raise WrongState(f"task {task.id} is for a session of {task.agent}")
             if task.state is TaskState.RUNNING:
-                # The mail may be here once more, if the task was accepted without its lease.
+                # The mail may come again if the task was accepted without a lease.
                 self._note_settled(report)
                 return task
             if task.state is TaskState.PENDING:

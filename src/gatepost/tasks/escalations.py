@@ -42,13 +42,13 @@ _MARK_SILENT = "UPDATE task SET silent_at = ? WHERE id = ?"
 
 
 class Escalations:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(self, parts: HubParts) -> None:
         self._parts = parts
 
     def escalate_late_tasks(self, tx: Tx, limit: int = 1000) -> list[Task]:
-        """Carry out what is due for late tasks; returns those that are to be cancelled."""
+        """Take the steps that are due for late tasks; returns the tasks to cancel."""
         overdue = []
         for id, done in tx.fetch_all(_SELECT_LATE, (limit,)):
             task = task_table.load_task(tx, format_event_id(id))
@@ -86,13 +86,13 @@ class Escalations:
             self._notify(tx, task, policy, failure_class_of(task.error_code or ""))
 
     def escalate_amendment(self, tx: Tx, task: Task) -> None:
-        """A task whose failure was escalated has not failed: tell the same agent."""
+        """Tell the escalation's agent that a task did not fail after all."""
         policy = self._find_policy(task)
         if policy is not None:
             self._notify(tx, task, policy, "", "task.amended")
 
     def _take_step(self, tx: Tx, task: Task, done: int) -> int:
-        """How far the escalation of a late task is, once everything that is due was done."""
+        """Take all due steps for a late task; returns the last step taken."""
         policy = self._find_policy(task)
         if policy is None:
             return _NOTHING_LEFT

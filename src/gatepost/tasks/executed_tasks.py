@@ -1,6 +1,6 @@
-"""Tasks that this gateway executes: in sessions it starts, or by agents that run by themselves.
+"""Tasks that this gateway executes, in sessions or by self-hosted agents.
 
-Here every state of a task is decided; the gateway that requested it hears of it by events.
+This gateway decides the state of the task and reports it to the requester's gateway by events.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ _BEGIN, _UPDATE = (TaskInput.ACCEPT, TaskInput.START), (TaskInput.UPDATE,)
 _HAND_OVER = "UPDATE task SET executor = 'remote', executor_node = ? WHERE id = ?"
 _TAKE_BACK = "UPDATE task SET executor = ?, executor_node = NULL WHERE id = ?"
 _MAX_EARLY_CANCELS = 1000
-# Tasks of a revoked gateway that one transaction ends.
+# The most tasks of a revoked gateway that one transaction ends.
 _MOST_AT_ONCE = 1000
 _COUNT_EARLY_CANCELS = "SELECT count(*) FROM early_cancel WHERE source = ?"
 _KEEP_EARLY_CANCEL = """
@@ -71,7 +71,7 @@ _decode_note = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class ExecutedTasks:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(self, parts: HubParts, events: TaskEvents, attempts: TaskAttempts) -> None:
         self._parts = parts
@@ -86,9 +86,9 @@ class ExecutedTasks:
         return task
 
     def try_begin(self, tx: Tx, id: str, agent: str | None, eta_at: int | None) -> Task | None:
-        """Accept and start a pending task; None if it is none.
+        """Accept and start a task; None if the task is not pending.
 
-        With `agent`, it must be one of this agent, which runs by itself. One event reports both: an
+        With `agent`, the task must belong to this self-hosted agent. One event reports both: an
         acceptance with progress.
         """
         values = {"eta_at": eta_at, "progress": 0.0}
@@ -99,7 +99,7 @@ class ExecutedTasks:
         return task
 
     def start_task(self, tx: Tx, id: str) -> Task:
-        """The session or the agent of the task works on it now."""
+        """Note that the session or the agent of a task now works on it."""
         task = task_table.change_task(tx, id, TaskInput.START, {"progress": 0.0})
         self._report(tx, task, EventKind.TASK_UPDATE, TaskInfo(progress=0.0))
         return task
@@ -120,7 +120,7 @@ class ExecutedTasks:
         note: str | None,
         eta_at: int | None,
     ) -> Task | None:
-        """Update a running task of an agent that runs by itself; None if it is none."""
+        """Update a task of a self-hosted agent; None if the task is not running."""
         values = _given_values(progress, note, eta_at)
         task = task_table.try_inputs(tx, report.task_id, _UPDATE, values, report.agent)
         if task is not None:
@@ -138,16 +138,16 @@ class ExecutedTasks:
     def complete_task(self, tx: Tx, id: str, result: TaskPayload) -> Task:
         """Complete a task, once: a repeat with the same result gives the same answer.
 
-        A result that clients could not read, or that does not fit the contract of its capability,
-        fails the task instead; so does a repeat then. ContractUnchecked if this result has not been
-        checked. A result that is a blob is not read here.
+        A result that is unreadable, or does not fit the contract of the capability, fails the task
+        instead, also when it is repeated. ContractUnchecked if this result has not been checked. A
+        result that is a blob is not read here.
         """
         if result.result is not None:
             try:
                 check_json_text(result.result)
             except InvalidRequest as error:
                 return self.fail_task(tx, id, error.code, f"its result: {error.message}")
-        # Most gateways have no capabilities: look for a contract only where there can be one.
+        # Most gateways have no capabilities, so skip the search for a contract.
         if self._parts.router.capabilities:
             task = task_table.load_task(tx, id)
             if task.error_code == CONTRACT_MISMATCH:
@@ -175,7 +175,7 @@ class ExecutedTasks:
         return self._fail(tx, TaskInput.FAIL, task_table.load_task(tx, id), code, error)
 
     def lose_executor(self, tx: Tx, id: str, error: str) -> Task:
-        """Whoever works on a task is lost: try again, if its capability permits, or fail it."""
+        """The executor of a task is lost: begin another attempt if one is left, or fail it."""
         task = task_table.load_task(tx, id)
         again = self._attempts.try_again(tx, task, error)
         return self.fail_lost_task(tx, id, error) if again is None else again
@@ -187,7 +187,7 @@ class ExecutedTasks:
         return self.fail_task(tx, id, EXECUTOR_LOST, counted)
 
     def stop_task(self, tx: Tx, id: str, error: str) -> Task:
-        """End a task whose end cannot be reported: its requester asks for it after a while."""
+        """End a task without a report; its requester will ask for the end."""
         task = task_table.load_task(tx, id)
         input = TaskInput.REFUSE if task.state is TaskState.PENDING else TaskInput.FAIL
         values = {"error_code": EXECUTOR_LOST, "error": error[:2000]}
@@ -197,7 +197,7 @@ class ExecutedTasks:
         return task
 
     def ways_to_fail(self, error: str) -> tuple[EndTask, ...]:
-        """How a task ends that cannot be tried again, whatever is wrong with it."""
+        """The ways to end a task that cannot be retried; each does less than the one before."""
         return partial(self.fail_lost_task, error=error), partial(self.stop_task, error=error)
 
     def refuse_task(self, tx: Tx, task: Task, code: str, error: str) -> Task:
@@ -226,9 +226,9 @@ class ExecutedTasks:
         return task
 
     def end_tasks_of(self, tx: Tx, node: str) -> None:
-        """Cancel what a revoked gateway requested: its tasks take no place, and no session works.
+        """Cancel the tasks of a revoked gateway, so that they occupy no places or sessions.
 
-        Those that are left are ended by the next sweep.
+        The next sweep ends those beyond the limit.
         """
         why = f"gateway {node} was revoked"
 
@@ -239,7 +239,7 @@ class ExecutedTasks:
         end_each(tx, ids, cancel, partial(self.stop_task, error=why))
 
     def end_revoked_tasks(self, tx: Tx) -> None:
-        """Cancel what revoked gateways requested, and what of it came late."""
+        """Cancel remaining tasks of revoked gateways, and those that arrived late."""
         directory = self._parts.core.routes.directory
         for node in directory.revoked.keys() - directory.gateways.keys():
             self.end_tasks_of(tx, node)
@@ -276,7 +276,7 @@ class ExecutedTasks:
             content = RequestContent(b"", requested.payload, digest)
             error = self._find_reason_against(tx, task, content)
         mark = fingerprint_content(requested.payload)
-        # A flood that is refused leaves little behind.
+        # Keep no content of refused requests, so that a flood leaves little behind.
         inline = None if digest or isinstance(error, TaskQueueFull) else requested.payload
         task_table.add_task(tx, task, TaskPayload(inline, digest, mark))
         self._parts.changes.note_change(tx, task)
@@ -302,7 +302,7 @@ class ExecutedTasks:
         )
 
     def _take_back(self, tx: Tx, task: Task, source: str | None) -> None:
-        """The agent of a task that was for another gateway lives here now: execute it here."""
+        """Execute a task here whose agent moved to this gateway."""
         if source is None and task.executor == "remote" and task.state is TaskState.PENDING:
             executor = "session" if task.agent in self._parts.core.agents.hub_run else "agent"
             tx.execute(_TAKE_BACK, (executor, parse_event_id(task.id)))
@@ -316,9 +316,9 @@ class ExecutedTasks:
     def _find_reason_against(
         self, tx: Tx, task: Task, content: RequestContent
     ) -> GatepostError | None:
-        """Why this gateway does not take a task of another one; None if it does.
+        """Why this gateway refuses a task of another one; None if it accepts it.
 
-        A large request is not read here: it is taken for described.
+        A large request is not read here and counts as described.
         """
         requester = PolicyAgent(task.requester_name, task.requester_node or "", True)
         try:
@@ -336,7 +336,7 @@ class ExecutedTasks:
         return None
 
     def _require_fitting_input(self, tx: Tx, task: Task, content: RequestContent) -> None:
-        """Delivery held the request until there was a verdict about it."""
+        """Check the verdict about a request; delivery has held the request until it was known."""
         contract = self._parts.find_contract(tx, task.info)
         if contract is None or task.requester_node is None:
             return
@@ -383,10 +383,11 @@ class ExecutedTasks:
         tx.execute(_KEEP_EARLY_CANCEL, (source, parse_event_id(id), reason[:2000], tx.now))
 
     def hand_over_task(self, tx: Tx, forward: ForwardMail) -> Decisions:
-        """The agent of a task lives elsewhere now, and its mail goes there.
+        """Hand a task over to the gateway to which its agent, and so its mail, has moved.
 
         From now on this gateway follows the task as one that another gateway executes, and passes
-        the reports on. Mail with a task that has begun or ended is of no use there: its turn ends.
+        the reports on. The mail of a task that has begun or ended is not forwarded: its turn ends
+        here.
         """
         info = forward.info
         task = None if info is None else task_table.find_requested_task(tx, info.event_id)

@@ -55,7 +55,7 @@ PolicyPrincipal = PolicyAgent | Operator
 
 
 class PolicyResult(Struct, frozen=True):
-    """A decision. `rules` are the rules that made it; none of them if no rule permits."""
+    """A decision. `rules` are the rules that made it; empty if no rule permits."""
 
     allowed: bool
     reason: str | None = None
@@ -67,7 +67,7 @@ class PolicyResult(Struct, frozen=True):
 
 
 class Policy:
-    """The rules in effect. A text that is refused leaves them as they are."""
+    """The rules in effect. A refused text leaves them unchanged."""
 
     def __init__(self, text: str = DEFAULT_POLICY) -> None:
         if text == DEFAULT_POLICY:
@@ -192,7 +192,7 @@ class _ActiveRules:
 
 
 def find_policy_problems(text: str) -> list[str]:
-    """Everything that is wrong with a policy text; nothing if it can be used."""
+    """All problems of a policy text; empty if it can be used."""
     import cedarpy
 
     if len(text.encode()) > MAX_POLICY_BYTES:
@@ -210,7 +210,7 @@ def find_policy_problems(text: str) -> list[str]:
 
 
 def _place_unusable_rule(text: str) -> str:
-    """The line of the first rule that cannot be read, or is a template: Cedar does not tell it."""
+    """The line of the first unreadable rule or template, which Cedar does not report."""
     import cedarpy
 
     for line, rule in zip(rule_lines(text), _split_rules(text), strict=True):
@@ -224,7 +224,7 @@ def _place_unusable_rule(text: str) -> str:
 
 
 def _split_rules(text: str) -> list[str]:
-    """Each rule from its first word to its semicolon, if it has one: without its annotations."""
+    """Each rule without its annotations, from its first word through its semicolon, if any."""
     blanked = _blank_noise(text)
     starts = [found.start() for found in _RULE_START.finditer(blanked)]
     ends = [*starts[1:], len(text)]
@@ -254,7 +254,7 @@ def _place_problem(id: str, error: str, lines: list[int]) -> str:
 
 
 def _explain(decided: PolicyResult, recipient: PolicyAgent | Hub, lack: str) -> PolicyResult:
-    """Add the likely reason to a denial that no rule made: an unknown recipient, or this lack."""
+    """Add the likely reason to a denial without a rule: an unknown recipient, or `lack`."""
     if decided.allowed or decided.rules:
         return decided
     if isinstance(recipient, PolicyAgent) and not recipient.registered:

@@ -1,6 +1,6 @@
 """The Cedar schema of the hub's policy, and the policy that applies without a policy file.
 
-Cedar denies what no rule permits, and a rule that forbids wins over all that permit.
+Cedar denies requests that no rule permits, and a `forbid` rule wins over every `permit` rule.
 """
 
 SCHEMA = """

@@ -1,4 +1,4 @@
-"""The registry: definitions of agents, read from JSON files. One broken file harms no other."""
+"""The registry: definitions of agents from JSON files. A broken file affects only its agent."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _UNKNOWN_FIELD_IN_ERROR = re.compile(r"unknown field `([^`]+)`")
 
 
 class RegistryProblem(Struct, frozen=True):
-    """A file that cannot be used. `line` is 0 if the problem is in no particular line."""
+    """A file that cannot be used. `line` is 0 if the problem concerns no particular line."""
 
     file: str
     line: int
@@ -67,7 +67,7 @@ class AgentRegistry:
 
 
 def parse_definition(content: FileContent) -> AgentDefinition:
-    """Decode one file. ValueError says what is wrong with it."""
+    """Decode one file; the ValueError names the problem."""
     if isinstance(content, OSError):
         raise ValueError(f"it cannot be read: {content.strerror}")
     if len(content) > MAX_FILE_BYTES:
@@ -76,7 +76,7 @@ def parse_definition(content: FileContent) -> AgentDefinition:
 
 
 def find_line(content: FileContent, error: ValueError) -> int:
-    """The line of a file that an error is about, from 1; 0 if it is about no line in particular."""
+    """The line of an error in a file, from 1; 0 if it concerns no particular line."""
     if isinstance(content, OSError):
         return 0
     if _END_IN_ERROR in str(error):

@@ -1,4 +1,4 @@
-"""Reports that are asked for, and given, again.
+"""Repeated reports: the requester's gateway asks for them, and the executor's answers.
 
 An executor's gateway reports the end of a task once, in its outbox. The requester may never read
 that event: it was away for so long that the event left the outbox, the archive has no payloads, the
@@ -36,7 +36,7 @@ from gatepost.tasks.task_events import TaskEvents
 from gatepost.tasks.task_states import TaskState
 from gatepost.tasks.task_table import CANCELLED, PRESUMED, Task, failure_class_of
 
-# The first question comes after this part of the time after which an end is presumed.
+# The first question comes after `abandon_secs` divided by two to this power.
 _DOUBLINGS = 6
 _MOST_AT_ONCE = 1000
 _SKIP_PAUSE_MS = 60_000
@@ -59,7 +59,7 @@ _SELECT_ENDED_FOR = f"""
 SELECT id FROM task WHERE requester_node = ? AND ended_at IS NOT NULL
 ORDER BY ended_at DESC LIMIT {_MOST_AT_ONCE}
 """
-# A report that its reader has not taken, and that is kept for it.
+# A report that is kept for its reader and not taken yet.
 _SELECT_UNREAD = f"""
 {UNREAD_SQL.format(ref="?", node="?")}
 AND o.kind IN ('task_accept', 'task_update', 'task_complete', 'task_failed') LIMIT 1
@@ -67,12 +67,12 @@ AND o.kind IN ('task_accept', 'task_update', 'task_complete', 'task_failed') LIM
 
 
 class ReportRequests:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(self, parts: HubParts, events: TaskEvents) -> None:
         self._parts = parts
         self._events = events
-        # When this gateway last looked for silent tasks: in this run, never.
+        # When this process last looked for silent tasks; None before the first time.
         self._looked_at: int | None = None
         self._skipped_at: dict[str, int] = {}
 
@@ -84,7 +84,7 @@ class ReportRequests:
         abandon = int(self._parts.settings.abandon_secs * 1000)
         silences = [abandon >> number for number in range(_DOUBLINGS, -1, -1)]
         if before is None:
-            # Which of them were asked for in an earlier run is not known.
+            # It is unknown which of them an earlier process has asked for.
             spans = [(tx.now - abandon, tx.now - silences[0])]
         else:
             spans = [(before - silence, tx.now - silence) for silence in silences]
@@ -120,7 +120,7 @@ class ReportRequests:
     # -- the executor's gateway
 
     def answer_request(self, tx: Tx, wanted: TaskReportWanted) -> None:
-        """Report a task again. Nothing is said of one that is not known, or has not begun."""
+        """Report a task again, unless it is unknown or has not begun."""
         task = task_table.find_requested_task(tx, wanted.event_id)
         if task is None:
             return

@@ -1,4 +1,4 @@
-"""Tasks that were requested here: their requests, and the reports of other gateways about them."""
+"""Tasks requested by this gateway: their requests, and the reports of other gateways."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -93,7 +93,7 @@ class NewlyRequested(NamedTuple):
 
 
 class RequestedTasks:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(self, parts: HubParts, events: TaskEvents, attempts: TaskAttempts) -> None:
         self._parts = parts
@@ -136,7 +136,7 @@ class RequestedTasks:
         by: PolicyPrincipal | None,
         fresh: "list[NewlyRequested]",
     ) -> list[Task]:
-        """The tasks of a request: those of an earlier call, or new ones that join `fresh`."""
+        """The tasks of a request: those of an earlier call, or new ones, added to `fresh`."""
         known = self.find_earlier(tx, new, content)
         if known is not None:
             return known
@@ -164,7 +164,7 @@ class RequestedTasks:
         return made
 
     def ask_to_cancel(self, tx: Tx, task: Task, reason: str) -> None:
-        """Ask the gateway that executes a task to cancel it: that one decides."""
+        """Ask the executor's gateway to cancel a task; that gateway decides."""
         id = self._parts.core.node.event_ids.next_id()
         payload = msgspec.json.encode({"reason": reason})
         ref = find_request(tx, self._parts.core.node.id, task)
@@ -237,10 +237,10 @@ class RequestedTasks:
     # -- reports of other gateways
 
     def apply_report(self, tx: Tx, reported: TaskReported) -> Decisions:
-        """Follow the executor's gateway; a report of any other node does not count.
+        """Apply a report of the executor's gateway; reports of other nodes are ignored.
 
-        A task that has ended here follows it no more, unless that end was presumed: then the true
-        end amends it.
+        Reports about a task that has ended here are ignored, unless the end was presumed: then the
+        true end amends it.
         """
         envelope = reported.envelope
         ref = envelope.ref_event_id or ""
@@ -261,7 +261,7 @@ class RequestedTasks:
         return decisions
 
     def _note_word(self, tx: Tx, task: Task, node: str) -> None:
-        """The wait for the word of an executor is over."""
+        """Stop waiting for the word of an executor."""
         now = task_table.load_task(tx, task.id)
         if now.state is not task.state:
             detail = f"{node} says that it is {now.state}; it was {task.state} until now"
@@ -290,7 +290,7 @@ class RequestedTasks:
         return NOTHING
 
     def _follow_acceptance(self, tx: Tx, task: Task, info: TaskInfo) -> None:
-        """An acceptance with progress reports too that the work has begun."""
+        """Apply an acceptance; with progress, it also reports that the work has begun."""
         inputs = (TaskInput.ACCEPT,) if info.progress is None else _BEGIN
         begun = task_table.try_inputs(
             tx, task.id, inputs, {"eta_at": info.eta_at, "progress": info.progress}
@@ -313,7 +313,7 @@ class RequestedTasks:
         self._pass_on(tx, task, EventKind.TASK_UPDATE, info, content)
 
     def _follow_retry(self, tx: Tx, task: Task, note: dict[str, str], content: bytes) -> None:
-        """The executor was lost, and its gateway tries again."""
+        """The executor was lost, and its gateway begins another attempt."""
         attempt = task.attempt + 1
         values = {"attempt": attempt, "note": note.get("note"), "progress": 0.0, "eta_at": None}
         task = task_table.change_task(tx, task.id, TaskInput.RETRY, values)
@@ -327,14 +327,14 @@ class RequestedTasks:
         end(tx, task, code[:64], given.get("error", ""))
 
     def end_task(self, tx: Tx, task: Task, code: str, error: str) -> None:
-        """A task has failed, or was cancelled: its executor says so, or never got it."""
+        """End a task that failed or was cancelled, as reported by its executor or without one."""
         values = {"error_code": code, "error": error[:2000]}
         ended = task_table.change_task(tx, task.id, _input_of_end(task, code), values)
         self._note_end(tx, task, ended)
         self._pass_on_failure(tx, ended, {})
 
     def presume_failed(self, tx: Tx, task: Task, code: str, error: str) -> None:
-        """Wait no longer for the word of an executor. If it comes after all, it amends this end."""
+        """Presume that a task failed. A later report of its executor amends the end."""
         if task.is_presumed:
             return
         values = {"error_code": code, "error": error[:2000], "is_presumed": 1}
@@ -365,7 +365,7 @@ class RequestedTasks:
         self._pass_on(tx, task, EventKind.TASK_FAILED, info, content)
 
     def _follow_result(self, tx: Tx, task: Task, source: str, content: bytes) -> None:
-        """Clients get the result inside a JSON document, so it must be one JSON value."""
+        """Apply a result, which must be one JSON value: clients get it inside a document."""
         try:
             check_json_payload(content)
         except InvalidRequest as error:
@@ -422,7 +422,7 @@ class RequestedTasks:
             task = task_table.find_task(tx, format_event_id(id))
             if task is None or (task.has_ended and not task.is_presumed):
                 continue
-            # An executor that refers to a blob must be able to open it.
+            # The executor must hold the key of the blob that it refers to.
             if find_blob(tx, digest)[0] != key:
                 self._parts.core.abuse.report_abuse(source, _FOREIGN_BLOB, digest)
                 self.end_task(tx, task, "forbidden", "its result is the blob of another")
@@ -434,7 +434,7 @@ class RequestedTasks:
     # -- executors that say nothing
 
     def await_word(self, tx: Tx, task: Task, why: str) -> None:
-        """A request was given up, and its receiver may have taken it: wait for its word."""
+        """A request was given up although its receiver may have taken it: wait for a report."""
         until = tx.now + int(self._parts.settings.abandon_secs * 1000)
         task = task_table.change_task(tx, task.id, TaskInput.DOUBT, {"unknown_until": until})
         self._parts.changes.note_change(tx, task)
@@ -480,7 +480,7 @@ class RequestedTasks:
 
 
 def _is_end(envelope: Envelope) -> bool:
-    """Whether a report says how a task ended."""
+    """Whether a report is about the end of a task."""
     if envelope.kind == EventKind.TASK_UPDATE:
         return envelope.task is not None and envelope.task.failure_class == CANCELLED
     return envelope.kind in (EventKind.TASK_COMPLETE, EventKind.TASK_FAILED)
@@ -510,7 +510,7 @@ def _count_attempts(task: Task, why: str) -> str:
 
 
 def _idempotency_key(new: NewTask) -> tuple[str, str]:
-    # No key that a client may choose has a space in it, so these are apart from those of messages.
+    # Keys of clients cannot contain a space, so these cannot collide with keys of messages.
     return new.from_agent, f"task {new.idempotency_key}"
 
 
@@ -526,7 +526,7 @@ def find_executor_node(tx: Tx, task: Task, ref: str) -> str | None:
 
 
 def find_request(tx: Tx, own: str, task: Task) -> str:
-    """The event by which a task was last requested, or handed on, elsewhere."""
+    """The event that last requested a task from another gateway."""
     id = parse_event_id(task.id)
     again = tx.fetch_one(_SELECT_ATTEMPT, (id,))
     source = own if again else task.requester_node or own

@@ -17,7 +17,7 @@ _RESTORED = "its gateway was restored from a backup"
 
 
 class RestoredTasks:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(self, executed: ExecutedTasks) -> None:
         self._executed = executed

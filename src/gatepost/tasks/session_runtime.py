@@ -10,7 +10,7 @@ from gatepost.tasks.agent_definition import AgentDefinition
 from gatepost.tasks.session_states import SessionInput
 
 LOST = "lost"
-# A thread costs more than to write files of this size.
+# Writing files of this size costs less than a thread.
 _LARGE_BYTES = 65_536
 
 EndReason = Literal["exited", "stopped", "time_limit", "lost"]
@@ -18,7 +18,7 @@ ReportStep = Callable[[SessionInput], None]
 
 
 class SessionSpec(Struct, frozen=True, kw_only=True):
-    """What a session needs. `folder` is its own, and exists only as long as its task is kept.
+    """The inputs of a session. Its `folder` exists as long as its task is kept.
 
     `environment` is complete: nothing is inherited. `files` are for the session to read, and
     `secrets` too; the latter are removed as soon as the session ends. `socket_folder` has the Unix
@@ -38,12 +38,12 @@ class SessionSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def is_large(self) -> bool:
-        """Whether writing its files takes so long that others should go on meanwhile."""
+        """Whether its files are so large that a thread should write them."""
         return sum(map(len, self.files.values())) > _LARGE_BYTES
 
 
 class SessionHandle(Struct, frozen=True):
-    """How a runtime finds a session again, even after a restart: plain data for the journal."""
+    """Plain data in the journal, with which a runtime finds a session again after a restart."""
 
     name: str
     data: dict[str, str | int]
@@ -62,7 +62,7 @@ class SessionExit(Struct, frozen=True):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it vanished or was killed, rather than ended by itself."""
+        """Whether the session vanished or was killed, instead of ending by itself."""
         return self.reason == LOST or (self.code is not None and self.code < 0)
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class SessionExit(Struct, frozen=True):
 
 
 class LogPiece(Struct, frozen=True):
-    """Bytes of a log from `offset` on. Older bytes than these may have been dropped."""
+    """Bytes of a log from `offset` on. Earlier bytes may have been dropped."""
 
     offset: int
     data: bytes
@@ -93,13 +93,13 @@ class SessionRuntime(Protocol):
         """Where the session sees the socket of the gateway."""
 
     async def launch(self, spec: SessionSpec, report: ReportStep) -> SessionHandle:
-        """Start a session; LaunchFailed if that is not possible. Nothing is left of it then."""
+        """Start a session; LaunchFailed, without leftovers, if that is not possible."""
 
     async def wait(self, handle: SessionHandle) -> SessionExit:
         """Wait for the end of a session, which this process may not have started itself."""
 
     async def stop(self, handle: SessionHandle) -> None:
-        """Ask the session to end, and end it if it does not. Returns once it is asked."""
+        """Ask the session to end, and kill it later if it does not. Returns once it was asked."""
 
     async def kill(self, handle: SessionHandle) -> None:
         """End everything that belongs to the session, at once."""
@@ -111,4 +111,4 @@ class SessionRuntime(Protocol):
         """Read the log of a session, running or ended. A negative offset counts from the end."""
 
     async def close(self) -> None:
-        """Let go of this process's resources. Sessions go on."""
+        """Release the resources of this process. Sessions continue."""

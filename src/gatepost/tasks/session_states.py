@@ -4,9 +4,9 @@ A task that waits is given a claim, which makes a place in the queue durable: th
 `claimed`, and its task still pending. From there a launch takes three steps, each of which may
 fail: the folder or the container is made (`provisioning`), secrets and input are put there
 (`configuring`), and the command is started (`starting`). Then the command is `running`. A gateway
-that starts again finds its sessions by what the journal says of them, and goes on with those whose
-processes live: they are `monitoring`. When the processes are gone, for whatever reason, the session
-is `recycling`. Once its result is judged, nothing is left of it but its log: it is `recycled`.
+that starts again finds its sessions through the journal. Those whose processes live are
+`monitoring`. When the processes are gone, for any reason, the session is `recycling`. Once its
+result is judged, nothing is left of it but its log: it is `recycled`.
 
 Three invariants:
 
@@ -63,10 +63,10 @@ TRANSITIONS: dict[tuple[SessionState, SessionInput], SessionState] = {
     (_S.RECYCLING, _I.RECYCLE): _S.RECYCLED,
 }
 
-# A claim that is released leaves nothing, not even a row.
+# A released claim leaves no row.
 RELEASABLE = SessionState.CLAIMED
 
-# What the journal has of a session that is in a state of its launch, or was found again.
+# The stored state of a session that is being launched, or that was found again.
 STORED_AS = {state: state for state in SessionState} | {
     _S.PROVISIONING: _S.CLAIMED,
     _S.CONFIGURING: _S.CLAIMED,

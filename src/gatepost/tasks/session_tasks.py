@@ -61,7 +61,7 @@ class ClaimedTask(Struct, frozen=True):
 
 
 class SessionTasks:
-    """All of it but `is_current` runs in the writer's thread."""
+    """Runs in the writer's thread, except for `is_current`."""
 
     def __init__(self, parts: HubParts, executed: ExecutedTasks) -> None:
         self._parts = parts
@@ -101,7 +101,7 @@ class SessionTasks:
     def is_current(self, claimed: ClaimedTask, now: int) -> bool:
         """Whether a session can be launched as it was claimed.
 
-        The definition of its agent may be another one by now, and its token may have grown old.
+        Since the claim, the definition of its agent may have changed, and its token may have aged.
         """
         definition = self._parts.registry.agents.get(claimed.task.agent)
         return claimed.definition == definition and 2 * (now - claimed.token.token.issued) < (
@@ -124,13 +124,13 @@ class SessionTasks:
             self._executed.refuse_task(tx, task, code, error.message)
 
     def note_started(self, tx: Tx, claimed: ClaimedTask, handle: SessionHandle) -> bool:
-        """Note that a session runs; returns whether its task has ended in the meantime."""
+        """Note that a session runs; returns whether its task has ended meanwhile."""
         sessions.note_running(tx, claimed.session_name, handle)
         has_begun = self._begin_task(tx, claimed.task.id, claimed.eta_secs)
         return not has_begun and task_table.load_task(tx, claimed.task.id).has_ended
 
     def admit_report(self, tx: Tx, token: TaskToken) -> None:
-        """A session that reports runs: its task begins, even if its start is noted later."""
+        """Begin the task of a session that reports, even if its start was not recorded yet."""
         require_live_token(tx, token)
         task = task_table.load_task(tx, token.task_id)
         if task.state is TaskState.PENDING:
@@ -145,7 +145,7 @@ class SessionTasks:
         return True
 
     def record_end(self, tx: Tx, task_id: str, name: str, ended: SessionExit) -> None:
-        """A session is gone, and its token dead. Nothing that it left behind is looked at here."""
+        """Record that a session is gone, which revokes its token. Its result is not read here."""
         if sessions.end_session(tx, name, ended.code, ended.reason):
             revoke_task_tokens(tx, task_id)
 
@@ -158,7 +158,7 @@ class SessionTasks:
         result: TaskPayload | GatepostError | None,
         detail: str,
     ) -> None:
-        """The result of a session is judged: its task ends, if it has not reported its own end.
+        """End the task of a judged session, unless the session reported the end itself.
 
         A task whose start could not be noted begins now.
         """
@@ -195,11 +195,11 @@ class SessionTasks:
     # -- the sweep
 
     def revoke_stray_tokens(self, tx: Tx) -> None:
-        """Whatever went wrong before, no token without a session is valid."""
+        """Revoke valid tokens without a session, which earlier errors may have left."""
         tx.execute(_REVOKE_STRAY, (tx.now,))
 
     def end_stray_tasks(self, tx: Tx, limit: int = 100) -> list[str]:
-        """End tasks that no session works on, whatever went wrong before; returns the tasks."""
+        """End tasks without a session, which earlier errors may have left; returns the tasks."""
         why = "no session works on it any more"
         found = [format_event_id(id) for (id,) in tx.fetch_all(_SELECT_STRAY, (limit,))]
         lose = partial(self._executed.lose_executor, error=why)

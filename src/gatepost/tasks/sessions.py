@@ -22,7 +22,7 @@ _INSERT = (
     "INSERT INTO session (name, task, agent, runtime, state, created_at) VALUES (?, ?, ?, ?, ?, ?)"
 )
 _SELECT = f"SELECT {_COLUMNS} FROM session"
-# Written out, so that the index of open sessions is used.
+# A literal, so that the index of open sessions is used.
 _IS_OPEN = "state <> 'recycled'"
 _FORGET_CLAIM = f"DELETE FROM session WHERE name = ? AND state = '{RELEASABLE}'"
 _RUN = update_session(SessionInput.RUN, ", handle = ?")
@@ -99,13 +99,13 @@ def note_running(tx: Tx, name: str, handle: SessionHandle) -> None:
 
 
 def end_session(tx: Tx, name: str, exit_code: int | None, reason: str) -> bool:
-    """The processes of a session are gone. Returns whether that is new."""
+    """Note that the processes of a session are gone. False if that was noted before."""
     tx.execute(_END, (exit_code, reason, tx.now, name))
     return tx.changed_rows() > 0
 
 
 def recycle_session(tx: Tx, name: str) -> bool:
-    """Nothing is left of an ended session but its log. Returns whether that is new."""
+    """Mark an ended session as `recycled`: only its log is left. False if it was marked before."""
     tx.execute(_RECYCLE, (name,))
     return tx.changed_rows() > 0
 

@@ -54,13 +54,13 @@ InstallStatus = Literal["pending", "installed", "failed", "not_asked"]
 
 # Requests of one transaction; the caller then starts the next one.
 MAX_ASKED_AT_ONCE = 64
-# Requests to one gateway that it has not answered yet.
+# The most unanswered requests to one gateway.
 MAX_OPEN_OF_NODE = 16
-# Skills that the agents of this gateway take from one other gateway.
+# The most skills that this gateway's agents take from one other gateway.
 MAX_OFFERS_OF_NODE = 100
-# Agents that an answer names, or that are listed of a gateway that has not answered.
+# The most agents in an answer, or in the list of a gateway that has not answered.
 MAX_NAMED = 256
-# Why an install failed is told up to here.
+# Longer reasons of failed installs are cut.
 _MAX_ERROR_CHARS = 300
 
 _REPEAT_SECS = (1, 4, 16, 64, 256)
@@ -142,7 +142,7 @@ class SkillOffer(Struct, frozen=True):
 
 
 class _NodeRow(Struct, frozen=True):
-    """How the skill of a capability fares at one other gateway."""
+    """The status of a capability's skill at one other gateway."""
 
     node: str
     version: str
@@ -184,7 +184,7 @@ class SkillInstalls:
         return left == 0
 
     def next_due(self, tx: Tx) -> int | None:
-        """When something may have to be asked or answered again."""
+        """When the next request or answer may be due."""
         row = tx.fetch_one(_SELECT_NEXT_DUE, (tx.now, _ANSWER_MS))
         return None if row is None else row[0]
 
@@ -239,7 +239,7 @@ class SkillInstalls:
         agents: list[str],
         row: _NodeRow | None,
     ) -> None:
-        """One request for all agents of a gateway. It names one of them, each time another one."""
+        """Send one request for all agents of a gateway. It names one of them, in turns."""
         attempts = 1 if row is None else row.attempts + 1
         agent = agents[(attempts - 1) % len(agents)]
         task, error = self._request_install(tx, skill, agent)
@@ -301,7 +301,7 @@ class SkillInstalls:
         tx.execute(_NOTE_NODE, (*ids, "answered", agents, tx.now + delay, None, tx.now))
 
     def _read_answer(self, tx: Tx, task: Task, node: str) -> dict[str, InstallStatus] | None:
-        """What a gateway says about its own agents; None if it did not do as it was asked."""
+        """A gateway's answer about its agents; None if it is not a valid answer."""
         result = task_table.load_payload(tx, task.id).result
         if task.state is not TaskState.COMPLETED or result is None:
             return None
@@ -329,7 +329,7 @@ class SkillInstalls:
     # -- skills of other gateways
 
     def apply_offer(self, tx: Tx, requested: TaskRequested) -> None:
-        """Another gateway distributes a skill. Nothing is kept of one that does not count."""
+        """Take a skill that another gateway distributes; an invalid offer is not stored."""
         envelope, source = requested.envelope, requested.source
         if task_table.find_requested_task(tx, envelope.event_id) is not None:
             return
@@ -369,7 +369,7 @@ class SkillInstalls:
         if envelope.source_agent_id != GATEWAY:
             raise self._report(source, "an agent distributes a skill, not its gateway")
         if entry is None or home is None or home.owner is None or source in home.former:
-            # The room may be behind the link.
+            # The room update may arrive later than this event.
             raise UnknownCapability(f"{source} does not publish {skill.capability_id} here")
         if home.owner != source:
             raise self._report(source, f"{home.owner} publishes {skill.capability_id}")
@@ -455,7 +455,7 @@ class SkillInstalls:
         return sorted(found, key=lambda each: each.agent)
 
     def _installs_here(self, tx: Tx, skill: SkillDistribution) -> list[SkillInstall]:
-        """The hub itself has the skills of the agents it runs: a session would not keep them."""
+        """The status of agents here. The hub keeps the skills of the agents that it runs."""
         version = skill.delegation_skill.version
         rows = tx.fetch_all(_SELECT_INSTALLS, (skill.capability_id,))
         asked = {row[0]: SkillInstall(*row) for row in rows if row[1] == version}
@@ -476,7 +476,7 @@ class SkillInstalls:
 def _installs_at(
     skill: SkillDistribution, agents: Iterable[str], row: _NodeRow | None
 ) -> list[SkillInstall]:
-    """The agents of another gateway, the first of them if there are very many."""
+    """The agents of another gateway, up to a limit."""
     version = skill.delegation_skill.version
     if row is None or row.version != version:
         return [SkillInstall(agent, version, "pending") for agent in list(agents)[:MAX_NAMED]]
@@ -488,7 +488,7 @@ def _installs_at(
 
 
 def _is_due(tx: Tx, row: _NodeRow | None, agents: list[str]) -> bool:
-    """Whether a gateway has to be asked now, for the first time or again."""
+    """Whether a request to a gateway is due, the first or a repeated one."""
     if row is None:
         return True
     if row.next_at is None or row.next_at > tx.now:

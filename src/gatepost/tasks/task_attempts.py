@@ -1,6 +1,6 @@
 """Further attempts at tasks whose executor was lost, as often as their capability permits.
 
-An attempt of an agent that runs by itself is another request event, which stands for the task.
+For a self-hosted agent, an attempt is a new request event on behalf of the task.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _NOTE_ATTEMPT = "INSERT INTO task_attempt (event_id, task, number) VALUES (?, ?,
 
 
 class TaskAttempts:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(self, parts: HubParts, events: TaskEvents) -> None:
         self._parts = parts
@@ -91,7 +91,7 @@ class TaskAttempts:
         return None
 
     def _find_executor(self, tx: Tx, agent: str) -> tuple[Executor, str | None] | None:
-        """What executes the tasks of an agent; None if it is gone, or cannot be reached."""
+        """The executor of an agent's tasks; None if the agent is gone or cannot be reached."""
         try:
             return self._parts.find_executor(tx, agent)
         except (NoRoute, UnknownAgent):

@@ -1,4 +1,4 @@
-"""Changes of tasks that the rest of the gateway hears of, once they are on disk."""
+"""Reports changes of tasks to the rest of the gateway once they are on disk."""
 
 from collections.abc import Callable, Iterable
 
@@ -48,7 +48,7 @@ class TaskChanges:
         tx.add_effect(lambda: self._changed.append(task))
 
     def note_end(self, tx: Tx, task: Task) -> None:
-        """A task has ended: so have its tokens. A failure of a capability is to be reviewed."""
+        """A task has ended: revoke its tokens, and count a failure as a misfire."""
         if task.executor == "session":
             revoke_task_tokens(tx, task.id)
         self.note_change(tx, task)
@@ -61,7 +61,7 @@ class TaskChanges:
             self.on_failed(tx, task)
 
     def note_amendment(self, tx: Tx, before: Task, task: Task) -> None:
-        """The end that was presumed of a task is not what happened: take back what it counted."""
+        """A presumed end was wrong: withdraw the misfire that it counted."""
         if before.requester_node is None:
             info = msgspec.json.decode(before.info, type=TaskInfo)
             withdraw_misfire(tx, info, "terminal_error", before.id)
@@ -72,7 +72,7 @@ class TaskChanges:
     # -- the commit group
 
     def before_commit(self, tx: Tx) -> None:
-        """Nothing: every change is made by an operation."""
+        """Does nothing, because all changes are made by operations."""
 
     def after_commit(self) -> list[JobOutcome]:
         changed, self._changed = self._changed, []
@@ -89,7 +89,7 @@ class TaskChanges:
 
 
 class HubParts:
-    """The parts of the hub that both roles of a gateway use."""
+    """The parts of the hub that both roles, requester and executor, use."""
 
     def __init__(
         self, core: DeliveryCore, registry: AgentRegistry, policy: Policy, settings: HubSettings
@@ -113,7 +113,7 @@ class HubParts:
         return PolicyAgent(name, "", True, definition.hardened, definition.capabilities)
 
     def find_eta(self, agent: str, info: TaskInfo | None) -> int | None:
-        """Seconds that a task takes an agent: as its definition says, or else its capability."""
+        """The ETA of an agent's task in seconds, from its definition or else its capability."""
         definition = self.registry.agents.get(agent)
         if definition is not None and definition.eta_seconds is not None:
             return definition.eta_seconds

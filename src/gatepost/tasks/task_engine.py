@@ -5,7 +5,7 @@ and sends the request. The executor's gateway runs the agent, decides every stat
 A request and its cancellation are tracked events of delivery. Reports are events that the
 requester's gateway reads from the executor's outbox.
 
-All of it runs in the writer's thread.
+This runs in the writer's thread.
 """
 
 from collections.abc import Callable
@@ -55,12 +55,12 @@ from gatepost.tasks.task_sweeps import end_each
 from gatepost.tasks.task_table import Task
 
 _ACCEPT_SCOPES = (OPERATION_SCOPES["task_report"], REPORT_SCOPES["accept"])
-# Why a request is given up that its receiver may have taken, and may yet speak of.
+# Requests given up for these reasons may have been taken, so a report may still come.
 _MAY_BE_TAKEN = ("expired", "exhausted")
 
 
 class TaskEngine(TaskHub):
-    """The two roles in tasks, and the notices that delivery has for them."""
+    """The two roles in tasks; passes the notices of delivery on to them."""
 
     def __init__(
         self, core: DeliveryCore, registry: AgentRegistry, policy: Policy, settings: HubSettings
@@ -81,7 +81,7 @@ class TaskEngine(TaskHub):
         core.parts.hub = self
 
     def cancel_task(self, tx: Tx, id: str, reason: str = "") -> Task:
-        """Cancel a task, or ask the gateway that executes it to do so: that one decides."""
+        """Cancel a task, or ask the executor's gateway, which decides."""
         task = task_table.load_task(tx, id)
         if task.executor != "remote" or task.has_ended:
             return self.executed.cancel_task(tx, task, reason)
@@ -94,7 +94,7 @@ class TaskEngine(TaskHub):
         end_each(tx, overdue, partial(self.cancel_task, reason="it is much later than its ETA"))
 
     def apply_notice(self, tx: Tx, notice: TaskNotice) -> Decisions:
-        """Apply something that delivery heard. Nothing of it can fail the transaction."""
+        """Apply a notice of delivery. An error in it does not fail the transaction."""
         if self._changes_nothing(notice):
             return NOTHING
         decisions, error = try_operation(tx, lambda tx: self._apply_readable(tx, notice))
@@ -123,7 +123,7 @@ class TaskEngine(TaskHub):
             raise InvalidRequest(f"it cannot be read: {error}") from None
 
     def _changes_nothing(self, notice: TaskNotice) -> bool:
-        """Whether these are the usual ends of mail and delivery of a task that is accepted."""
+        """Whether a notice is the usual end of mail or delivery of an accepted task."""
         if isinstance(notice, TurnEnded):
             return self.reports.is_being_settled(notice.info.event_id)
         return isinstance(notice, DeliveryEnded) and notice.outcome in ("ok", "kept")
@@ -155,7 +155,7 @@ class TaskEngine(TaskHub):
         return NOTHING
 
     def _apply_turn_end(self, tx: Tx, turn: TurnEnded) -> None:
-        """Mail with a task ended: without an `accept`, its agent rejected it or never took it."""
+        """Mail with a task has ended; if it was not accepted, it was rejected or never taken."""
         task = task_table.find_requested_task(tx, turn.info.event_id)
         if task is None or task.state is not TaskState.PENDING:
             return
@@ -185,7 +185,7 @@ class TaskEngine(TaskHub):
         task, reason = found
         if task.executor == "remote":
             if task.state is TaskState.PENDING and requested.source == self.parts.core.node.id:
-                # The agent lives here now: the request comes back too, behind this.
+                # The agent lives here now: the request comes back too, after this event.
                 self.executed.keep_early_cancel(tx, requested.source, task.id, reason)
                 return
             self.requested.ask_to_cancel(tx, task, reason)
@@ -193,10 +193,10 @@ class TaskEngine(TaskHub):
             self.executed.cancel_task(tx, task, reason, by_requester=True)
 
     def _end_undelivered(self, tx: Tx, ended: DeliveryEnded) -> None:
-        """A request that no executor took has failed. Others wait for the word of its executor.
+        """Fail a request that no executor took; wait for a report about any other.
 
-        An executor reports the end of a task before that of its mail. If it has not, it stands for
-        another one, of which it knows nothing either.
+        An executor reports the end of a task before the end of its mail. If it did not, it
+        forwarded the request and does not know the end either.
         """
         task = task_table.find_requested_task(tx, ended.event_id)
         if task is None or task.state is not TaskState.PENDING:

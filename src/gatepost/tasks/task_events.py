@@ -21,7 +21,7 @@ from gatepost.events import (
 from gatepost.journal.transaction import Tx
 from gatepost.tasks.task_table import Task
 
-# Reports that may be without content.
+# Reports that can lack content.
 _OFTEN_EMPTY = (EventKind.TASK_ACCEPT, EventKind.TASK_UPDATE)
 
 

@@ -1,4 +1,4 @@
-"""The queue of tasks that wait for a session, shared fairly by those who request them.
+"""The queue of tasks that wait for a session, shared fairly between requesters.
 
 A *source* is another gateway, or an agent of this one. A source gets a fair share of the queue
 (`fair_share`), so one that floods it is refused while others still find a place; an incident names
@@ -21,20 +21,20 @@ from gatepost.tasks.task_table import Task
 
 
 class TaskQueue:
-    """All of it runs in the writer's thread."""
+    """Runs in the writer's thread."""
 
     def __init__(self, settings: HubSettings, abuse: AbuseLog) -> None:
         self._settings = settings
         self._abuse = abuse
-        # Source → its last turn, of those that wait. A restart begins anew.
+        # Waiting source → its last turn. In memory only.
         self._turns: dict[str, int] = {}
         self._turn = 0
 
     def require_place(self, tx: Tx, source: str | None, coming: int = 0) -> None:
         """Raise TaskQueueFull if a task may not wait for a session, behind those `coming`.
 
-        `source` is None for the operator. As many open tasks as there are places for sessions do
-        not wait: they have one at once.
+        `source` is None for the operator. Open tasks up to the number of places have a session at
+        once and do not wait.
         """
         count = task_table.count_open_tasks(tx, "session")
         waiting = coming + count - self._settings.max_sessions

@@ -62,7 +62,7 @@ def input_of(payload: bytes) -> bytes:
 
 
 def mark_input(content: RequestContent) -> bytes:
-    """What verdicts about the input of a request are noted under."""
+    """The key under which verdicts about the input of a request are noted."""
     if content.digest is not None:
         return content.digest.encode()
     return fingerprint_content(input_of(content.payload))

@@ -1,4 +1,4 @@
-"""Which agents a task goes to: those it names, or one that has all the required capabilities."""
+"""Chooses the agents of a task: those it names, or one with all the required capabilities."""
 
 from collections.abc import Mapping
 
@@ -124,7 +124,7 @@ class TaskRouter:
     def _choose_agent(
         self, tx: Tx, entries: list[CapabilityEntry], task_id: str, *, may_wait: bool
     ) -> str:
-        """The same agent for the same task, index and gateways that are online, whoever asks."""
+        """Choose an agent; every gateway chooses the same one for the same task, index and room."""
         for entry in entries:
             if not entry.is_active:
                 raise CapabilityUnavailable(f"the capability {entry.id!r} is disabled")

@@ -64,7 +64,7 @@ TRANSITIONS: dict[tuple[TaskState, TaskInput], TaskState] = {
     (_S.RUNNING, _I.COMPLETE): _S.COMPLETED,
     (_S.RUNNING, _I.FAIL): _S.FAILED,
     (_S.RUNNING, _I.CANCEL): _S.CANCELLED,
-    # Only of an end that was presumed.
+    # Only if the end was presumed.
     (_S.FAILED, _I.AMEND_COMPLETED): _S.COMPLETED,
     (_S.FAILED, _I.AMEND_FAILED): _S.FAILED,
     (_S.FAILED, _I.AMEND_CANCELLED): _S.CANCELLED,

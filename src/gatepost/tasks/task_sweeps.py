@@ -1,4 +1,4 @@
-"""Sweeps over tasks: what is wrong with one task keeps no other from its end."""
+"""Sweeps over tasks, in which a faulty task does not stop the others."""
 
 import logging
 from collections.abc import Callable, Iterable

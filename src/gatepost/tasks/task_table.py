@@ -30,18 +30,18 @@ from gatepost.tasks.task_states import (
     guard_of,
 )
 
-# Where the work on a task is done, as this gateway sees it: by a session it started, by an agent
-# that runs by itself and is connected here, or behind another gateway.
+# Where a task is executed, as this gateway sees it: in a session, by a self-hosted agent that is
+# connected here, or behind another gateway.
 Executor = Literal["session", "agent", "remote"]
 
 _DISTRIBUTION = f'"taskType":"{SKILL_DISTRIBUTION}"'.encode()
 
-# The codes of ends that no executor chose.
+# The codes of ends that were not reported by an executor.
 EXECUTOR_LOST = "executor_lost"
 CANCELLED = "cancelled"
 CONTRACT_MISMATCH = "contract_mismatch"
 TERMINAL_ERROR = "terminal_error"
-# Marks a failure that a gateway reports without having heard of its executor.
+# Marks a failure that a gateway reports without news from the executor.
 PRESUMED = "presumed"
 
 _COLUMNS = (
@@ -67,7 +67,7 @@ USES_BLOB_SQL = """EXISTS (
 _SELECT_PAYLOAD = """
 SELECT request, request_ref, request_mark, result, result_ref, mark FROM task_payload WHERE id = ?
 """
-# The event that another one stands for: forwarded, or sent again as another attempt.
+# The original request of an event that forwarded it, or that is a further attempt.
 _SELECT_ORIGINAL = f"""
 {ORIGINAL_SQL.format(event="?1")}
 UNION ALL

@@ -19,13 +19,13 @@ from gatepost.journal.transaction import Tx
 ContractPart = Literal["input", "output"]
 
 MAX_CONTRACT_BYTES = 64 * 1024
-# What one node may bring. The operator's own contracts are counted apart from all others.
+# Limits on the contracts of one node. The operator's contracts are counted separately.
 MAX_CONTRACTS, MAX_BYTES = 500, 8 * 1024 * 1024
 MAX_ALL_CONTRACTS, MAX_ALL_BYTES = 10_000, 64 * 1024 * 1024
-# The room may be behind the link that brought a contract.
+# A contract may arrive before the room update that refers to it.
 UNUSED_MS = 3_600_000
 _MAX_VERDICTS = 8192
-# A check that was not finished may be tried again after this.
+# When to retry a check that was not finished.
 RETRY_MS = 60_000
 
 _KEEP = """
@@ -51,7 +51,7 @@ class ContractDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class KeptContract(Struct, frozen=True):
-    """A contract that this gateway has. `source` is the node that brought it, empty for its own."""
+    """A stored contract. `source` is the node that sent it; empty for this gateway's own."""
 
     digest: str
     source: str
@@ -59,14 +59,14 @@ class KeptContract(Struct, frozen=True):
     checks_output: bool
 
     def checks(self, part: ContractPart) -> bool:
-        """Whether a schema says anything about this part: if not, everything fits."""
+        """Whether a schema restricts this part; otherwise everything fits."""
         return self.checks_input if part == "input" else self.checks_output
 
 
 class ContractVerdict(Struct, frozen=True):
-    """Whether a content fits: `problem` is empty then.
+    """The result of a check. `problem` is empty if the content fits.
 
-    `until` is set for a check that was not finished within its limits: it may be tried again then.
+    `until` is set if the check exceeded its limits; it can be retried then.
     """
 
     problem: str = ""
@@ -109,7 +109,7 @@ def contract_digest(body: bytes) -> str:
 
 
 def read_contract(body: bytes) -> ContractDocument:
-    """The document of a contract, whose schemas nothing is known of; else InvalidContract."""
+    """Decode a contract, without checking its schemas; InvalidContract if that fails."""
     if len(body) > MAX_CONTRACT_BYTES:
         raise InvalidContract(f"a contract has at most {MAX_CONTRACT_BYTES} bytes")
     try:
@@ -119,9 +119,9 @@ def read_contract(body: bytes) -> ContractDocument:
 
 
 def keep_contract(tx: Tx, body: bytes, source: str = "") -> str:
-    """Keep a contract that the node `source` brought, or the operator; returns its digest.
+    """Store a contract from the node `source` or from the operator; returns its digest.
 
-    ContractStoreFull if its source has brought too many.
+    ContractStoreFull if the source has stored too many.
     """
     document = read_contract(body)
     digest = contract_digest(body)

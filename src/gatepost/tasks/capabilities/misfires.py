@@ -54,7 +54,7 @@ class RoutingMisses:
 
 
 def review_id(info: TaskInfo, failure: MisfireClass) -> str:
-    """The id of a review, which follows from its capability, versions and class alone."""
+    """The id of a review, derived from its capability, versions and class alone."""
     parts = (
         info.capability_id,
         info.capability_version,
@@ -69,8 +69,8 @@ def review_id(info: TaskInfo, failure: MisfireClass) -> str:
 def note_misfire(tx: Tx, info: TaskInfo, failure: MisfireClass, task_id: str | None) -> bool:
     """Count a misfire; returns whether this opened a review.
 
-    A task without a capability or without skill versions opens no review. A review that is closed
-    stays so: what it found was settled for these versions.
+    A task without a capability or without skill versions opens no review. A closed review stays
+    closed, because its misfire was settled for these versions.
     """
     versions = (info.delegation_skill_version, info.executor_skill_version)
     if info.capability_id is None or None in versions:
@@ -89,7 +89,7 @@ def note_misfire(tx: Tx, info: TaskInfo, failure: MisfireClass, task_id: str | N
 
 
 def withdraw_misfire(tx: Tx, info: TaskInfo, failure: MisfireClass, task_id: str) -> None:
-    """Take back a misfire that was none. A review that nothing is left of is deleted."""
+    """Withdraw a misfire that was counted wrongly. A review without misfires is deleted."""
     id = review_id(info, failure)
     row = tx.fetch_one(_SELECT, (id,))
     if row is not None and row[3] == "open":

@@ -1,4 +1,4 @@
-"""Capabilities that this gateway publishes: their documents, and who has their delegation skill."""
+"""Capabilities that this gateway publishes: their documents and indexes."""
 
 from collections.abc import Callable
 from typing import Annotated, ClassVar
@@ -41,9 +41,9 @@ class NewCapability(Struct, forbid_unknown_fields=True, kw_only=True):
     """A capability as its publisher describes it.
 
     The owner hosts the executor skill, and all other agents get the delegation skill. A task whose
-    executor is lost is tried `max_attempts` times in all. Its executor reports progress at least
-    every `progress_seconds`. No task is routed by one that is disabled. Publishers may use the
-    names of the catalog too.
+    executor is lost is attempted `max_attempts` times in total. Its executor reports progress at
+    least every `progress_seconds`. Tasks are not routed by a disabled capability. The catalog's
+    field names are accepted too.
     """
 
     other_names: ClassVar[dict[str, str]] = {

@@ -1,6 +1,6 @@
-"""The reviews in the journal: misfires that wait for a person, and what was decided about them.
+"""The reviews in the journal: misfires for a person to review, and the decisions about them.
 
-`misfires.py` opens reviews for what this gateway sees itself; the pipeline posts others.
+`misfires.py` opens reviews for misfires seen by this gateway; the pipeline posts others.
 """
 
 from collections.abc import Sequence

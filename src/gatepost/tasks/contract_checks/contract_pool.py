@@ -1,7 +1,7 @@
 """Checks of contents against contracts, in processes that can be killed.
 
 A schema and a content can come from any member of the room, and a check of them can take any time
-and memory. Two lanes keep those who send cheap checks apart from the others:
+and memory. Two lanes separate senders of cheap checks from the others:
 
 - The *quick* lane is for small contents. A check there has a fraction of a second. If it takes
   longer, its process is killed, and the check moves to the other lane. For a while, further checks
@@ -45,11 +45,11 @@ _BATCH = 64
 _MAX_OF_SOURCE, _MAX_BYTES_OF_SOURCE = 2048, 8 * 1024**2
 _MAX_WAITING, _MAX_WAITING_BYTES = 8192, 64 * 1024**2
 _WAIT_SECS, _LARGE_WAIT_SECS = 30.0, 180.0
-# A source or a contract that was slow begins in the slow lane for so long.
+# How long a slow source or contract starts in the slow lane.
 _SUSPECT_SECS = 60.0
 _MAX_TRIES = 2
 _OFFENCES, _OFFENCE_SECS, _REFUSED_SECS = 3, 600.0, 60.0
-# The use of a source is halved in this time.
+# The half-life of a source's usage.
 _HALF_LIFE_SECS = 10.0
 _MAX_REMEMBERED = 4096
 _MAX_TEXTS = 64
@@ -80,7 +80,7 @@ class ContractPool:
         self._is_stopped = False
 
     async def compile(self, contract: str, body: bytes) -> ContractVerdict:
-        """Whether a contract of the operator can be used."""
+        """Compile a contract of the operator, to find out whether it can be used."""
         return await self._await_verdict(self._build_check(("", ""), contract, body, None, b""))
 
     async def check(
@@ -176,7 +176,7 @@ class ContractPool:
             self._dispatch(lane)
 
     def _settle_death(self, lane: "_Lane", end: BatchEnd) -> list[ContractCheck]:
-        """Deal with the check that a process died of; returns the checks to send again."""
+        """Handle the check that killed its process; returns the checks to send again."""
         if not end.death:
             return end.unanswered  # It made way for a fresh process, or did not die.
         check, *others = end.unanswered
@@ -216,7 +216,7 @@ class ContractPool:
 
 
 class _Lane:
-    """The checks that wait, by source, and the processes that do them."""
+    """The waiting checks, by source, and the processes that run them."""
 
     def __init__(self, limits: ProcessLimits, places: int, batch: int) -> None:
         self._limits = limits
@@ -261,7 +261,7 @@ class _Lane:
         self._bytes_of[source] += size
 
     def take_batch(self) -> list[ContractCheck]:
-        """What waits of the source that has used least; nothing if no process may begin."""
+        """The next checks, of the source that has used least; empty if no process may start."""
         while sources := self._find_sources():
             source = min(sources, key=self._use_of)
             checks = self._take(source)
@@ -271,7 +271,7 @@ class _Lane:
         return []
 
     def _find_sources(self) -> set[Source]:
-        """The sources that may be served now. New ones leave a process to those that are known."""
+        """The sources to serve now. New sources leave one process to known ones."""
         places = self._places - len(self._busy)
         if places <= 0:
             return set()

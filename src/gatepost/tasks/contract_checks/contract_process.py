@@ -22,7 +22,7 @@ from gatepost.tasks.contract_checks.contract_worker import (
 
 _PIECE_BYTES = 256 * 1024
 _READ_BYTES = 64 * 1024
-# The process waits for the processor too.
+# Wall time includes waiting for the processor.
 _WALL_PER_CPU_SEC = 10.0
 _START_SECS = 10.0
 _SEND_SECS = 30.0
@@ -36,7 +36,7 @@ LoadContent = Callable[[], Awaitable[bytes]]
 
 
 class ContractCheck(Struct, eq=False):
-    """A check whose verdict is awaited. Without a part, the contract is only compiled.
+    """A check with a waiting caller. Without a part, the contract is only compiled.
 
     A large content is loaded when its turn comes.
     """
@@ -55,12 +55,12 @@ class ContractCheck(Struct, eq=False):
 
     @property
     def size(self) -> int:
-        """The bytes that it keeps in memory while it waits."""
+        """The memory in bytes of a waiting check."""
         return len(self.content) if isinstance(self.content, bytes) else 0
 
 
 class ProcessLimits(Struct, frozen=True):
-    """With `nice` above 0, other processes of the machine get the processor first."""
+    """The limits of a process; `nice` above 0 lowers its priority."""
 
     memory_bytes: int
     cpu_secs: float
@@ -96,7 +96,7 @@ class ContractProcess:
 
     @classmethod
     async def start(cls, limits: ProcessLimits) -> "ContractProcess":
-        """Start a process that has nothing of the gateway: no environment, files or secrets."""
+        """Start a process without the gateway's environment, files and secrets."""
         process = await start_process(
             *(sys.executable, "-I", "-m", "gatepost.tasks.contract_checks.contract_worker"),
             *(str(limits.memory_bytes), str(limits.nice)),
@@ -112,7 +112,7 @@ class ContractProcess:
         return self._process.pid
 
     async def run_batch(self, checks: Sequence[ContractCheck]) -> BatchEnd:
-        """Give checks their verdicts in their order, until all are answered or the process dies."""
+        """Run checks in order until all are answered or the process dies."""
         self._batch += 1
         sent = await self._send(checks)
         deferred: list[ContractCheck] = []
@@ -184,7 +184,7 @@ class ContractProcess:
             self._received += piece
 
     async def _find_death(self) -> str:
-        """Why the process died. One that still runs takes too long, and is killed."""
+        """Why the process died. A process that still runs took too long, and is killed."""
         if not self._pipes.stdout.at_eof():
             await self.kill()
             return "takes too much time to check"
@@ -204,7 +204,7 @@ class ContractProcess:
 
 
 class _Pipes(NamedTuple):
-    """What a process reads and writes, on the event loop."""
+    """The standard input and output of a process, on the event loop."""
 
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader

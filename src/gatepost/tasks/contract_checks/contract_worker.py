@@ -1,4 +1,5 @@
-"""The process that compiles and checks contracts. It interprets what any member of the room wrote.
+"""The process that compiles and checks contracts. It interprets schemas and contents that any
+member of the room may have written.
 
 The validator lets no other thread of its process run, cannot be interrupted, and can take any time
 and memory. So it runs here, apart from the gateway: with limits that the kernel enforces, without
@@ -23,9 +24,9 @@ from msgspec import Struct
 
 LENGTH_BYTES = 4
 MAX_PROBLEM_CHARS = 400
-# The process ends after a check that left it this large; it is replaced.
+# A process this large after a check ends, and is replaced.
 _MAX_RESIDENT_BYTES = 256 * 1024 * 1024
-# A batch that takes longer is cut off between two checks.
+# A longer batch is interrupted between two checks.
 _BATCH_SECS = 0.1
 _COMPILED = 64
 _MAX_EXPRESSION_BYTES = 1024 * 1024
@@ -59,7 +60,7 @@ class CheckAnswer(Struct, frozen=True, array_like=True):
 
 
 class CompiledContract(Struct):
-    """The validators of input and output, or why there are none, and the size of the contract."""
+    """The validators of input and output, or the reason without them, and the contract's size."""
 
     validators: dict[str, Any]
     size: int
@@ -67,7 +68,7 @@ class CompiledContract(Struct):
 
 
 def compile_schema(schema: Any) -> Any:
-    """ValueError for a schema that cannot be used. It can refer to nothing outside itself."""
+    """Compile a schema; ValueError if it is unusable or refers to anything outside itself."""
     import jsonschema_rs
 
     # This engine takes linear time.
@@ -90,7 +91,7 @@ def compile_contract(body: bytes) -> CompiledContract:
 
 
 def check_content(contract: CompiledContract, part: str, content: bytes) -> str:
-    """The problem of a content; nothing if it fits."""
+    """The problem of a content; None if it fits."""
     name = "result" if part == "output" else part
     if contract.problem:
         return f"{name}: cannot be checked: {contract.problem}"
@@ -127,7 +128,7 @@ class ContractWorker:
         self._texts: dict[str, bytes] = {}
         self._batch = -1
         self._batch_began = 0.0
-        # `ru_maxrss` would begin with the memory of the gateway.
+        # `ru_maxrss` would include the memory of the gateway.
         self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -169,7 +170,7 @@ class ContractWorker:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _keep_text(self, digest: str, body: bytes) -> None:
-        """The gateway counts in the same way, so that both know which texts are here."""
+        """Store a text by the same rules as the gateway, so that both know which texts are here."""
         if len(self._texts) >= _COMPILED:
             self._texts.clear()
             self._compiled.clear()
@@ -205,7 +206,7 @@ def limit_resources(memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """The arguments are the limit of memory in bytes, and how far others go first."""
+    """The arguments are the memory limit in bytes and the niceness."""
     import ctypes
 
     import jsonschema_rs  # noqa: F401  (before the first check, whose time is limited)
@@ -215,7 +216,7 @@ def main() -> None:
     limit_resources(int(sys.argv[1]))
     os.nice(int(sys.argv[2]))
     ContractWorker(sys.stdin.buffer, sys.stdout.buffer).serve()
-    # Nothing is left to clean up, and much may have to be freed.
+    # No cleanup is needed, and freeing memory would take long.
     os._exit(0)
 
 

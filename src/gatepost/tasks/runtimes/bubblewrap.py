@@ -22,10 +22,10 @@ _NAMESPACES = (
     "--unshare-cgroup-try",
 )
 _BASE = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")
-# Here the kernel takes orders. They are root's, and no sandbox has root; so this is a second lock.
+# Files that configure the kernel. Only root may write them, so hiding them is a second barrier.
 _KERNEL_SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
-# Services take orders at sockets in /run, and a read-only mount does not keep anybody from those:
-# systemd or Docker would start a command outside of the sandbox.
+# Services take orders at sockets in /run, and a read-only mount does not block those: systemd or
+# Docker would start a command outside of the sandbox.
 _SERVICES = Path("/run")
 # Programs need these: the addresses of name servers, and on NixOS all programs.
 _SHOWN = (
@@ -84,9 +84,9 @@ def _protect_kernel() -> list[str]:
 
 
 def find_missing_program(spec: SessionSpec) -> str | None:
-    """The program that a session's sandbox does not have; None if it has all that it needs.
+    """The program that a session's sandbox lacks; None if it has all that it needs.
 
-    Bubblewrap itself ends like a command that failed, so this is found out before.
+    Bubblewrap would end like a failed command, so this is checked first.
     """
     name = spec.definition.command[0]
     path = _find_in_sandbox(spec, name)
@@ -111,7 +111,7 @@ def _find_in_sandbox(spec: SessionSpec, name: str) -> Path | None:
 
 
 def _follow_links(path: Path) -> Iterator[Path]:
-    """A link and those it leads to: one that is hidden leads nowhere in the sandbox."""
+    """A link and the links that it leads to, all of which must be visible in the sandbox."""
     for _ in range(_MAX_LINKS):
         path = path.parent.resolve() / path.name
         yield path

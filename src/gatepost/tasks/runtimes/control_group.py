@@ -17,7 +17,7 @@ _PERIOD_MICROS = 100_000
 
 
 class ControlGroup:
-    """The folders of one session's control groups. There are none if the machine offers none."""
+    """The folders of one session's control groups; empty without kernel support."""
 
     def __init__(self, name: str, root: str = _ROOT) -> None:
         self._name = name
@@ -73,7 +73,7 @@ class ControlGroup:
             _remove_group(folder)
 
     def find(self) -> None:
-        """Find the groups that a supervisor made which ended before it removed them."""
+        """Find groups that an ended supervisor left behind."""
         parents = [self._root, *(f"{self._root}/{each}" for each in ("pids", "memory", "cpu"))]
         folders = [f"{parent}/{_PARENT}/{self._name}" for parent in parents]
         self._groups = {each: set() for each in folders if os.path.isdir(each)}  # noqa: PTH112

@@ -42,9 +42,9 @@ _MARK_FILE = "container"
 _SIGNAL_BASE = 128
 _CALL_SECS = 60
 _MIB = 1024 * 1024
-# Engines cut lines that are longer than this.
+# Engines split longer lines.
 _CHUNK_BYTES = 16 * 1024
-# Of a container whose agent does not say how many CPUs it may use.
+# The CPU limit of a container whose agent states none.
 _DEFAULT_CPUS = 1.0
 
 
@@ -132,7 +132,7 @@ class DockerRuntime:
 
     async def close(self) -> None:
         if self._client is not None:
-            # This ends the calls that wait for containers, which go on.
+            # This ends waiting calls; their containers continue.
             self._client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -263,7 +263,7 @@ def _limit_container(definition: AgentDefinition, user: SessionUser) -> dict[str
         "ulimits": _ulimits(definition),
     }
     if definition.hardened:
-        # Docker gives /tmp the mode that it has in the image, whatever is asked for.
+        # Docker ignores a requested mode and gives /tmp the image's.
         tmp = f"size=64m,mode=1777,uid={user.uid}"
         options |= {"read_only": True, "cap_drop": ["ALL"], "tmpfs": {"/tmp": tmp}}
     return options
@@ -316,7 +316,7 @@ def _unfinished_lines(container: Any) -> list[bytes]:
 
 
 def _wait_for_container(container: Any) -> tuple[int | None, str]:
-    """The exit code of a container, as that of a process; None if the engine does not know it."""
+    """The exit code of a container, as for a process; None if the engine does not know it."""
     try:
         # The SDK's timeout is for one answer, and this one comes when the container ends.
         code = int(container.wait(timeout=None)["StatusCode"])

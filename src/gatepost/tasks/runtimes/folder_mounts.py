@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def show_folders(writable: Iterable[str], readable: Iterable[str]) -> None:
-    """Cover what is closed to others, except for these folders. OSError if that is not possible."""
+    """Hide folders that are closed to others, except for these. OSError if that is not possible."""
     kept = {os.path.realpath(path): True for path in readable}
     kept |= {os.path.realpath(path): False for path in writable}
     covers: dict[str, list[str]] = {}
@@ -31,7 +31,7 @@ def show_folders(writable: Iterable[str], readable: Iterable[str]) -> None:
     if not covers:
         return
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
-    # Mounts that are made later on this machine are seen here too, and none the other way.
+    # Later mounts of the machine appear here, but not the other way round.
     _mount(None, "/", None, _REC | _SLAVE)
     mask = os.umask(0o022)
     try:

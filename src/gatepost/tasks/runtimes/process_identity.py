@@ -1,4 +1,4 @@
-"""Processes by pid and start time, so that a pid that was used again is not mistaken.
+"""Identifies processes by pid and start time, so that reused pids are noticed.
 
 Only the standard library: the supervisor of a session imports this.
 """
@@ -15,7 +15,7 @@ _GROUP_FIELD = 2
 
 @cache
 def boot_id() -> str:
-    """Tells one boot of the machine from another: pids and start times begin anew."""
+    """The id of this boot; pids and start times are unique within one boot only."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:  # noqa: PTH123
             return file.read().strip()
@@ -47,7 +47,7 @@ def own_child_pids() -> list[int]:
 
 
 def pids_with_variable(variable: str, value: str) -> list[int]:
-    """The processes whose environment has this variable, as far as we may look."""
+    """The processes with this variable in their environment, among those we may inspect."""
     wanted = f"{variable}={value}".encode()
     found = []
     for pid in all_pids():
@@ -79,7 +79,7 @@ def sandboxed_pids(bubblewrap: int) -> list[int]:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Send a signal to a process; returns whether there was one."""
+    """Send a signal to a process; False if the process does not exist."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -54,7 +54,7 @@ from gatepost.tasks.session_runtime import (
 )
 from gatepost.tasks.session_states import SessionInput
 
-# Every process of a session has its name in this variable, wherever it ran off to.
+# Every process of a session has the session's name in this variable.
 SESSION_VARIABLE = "GATEPOST_SESSION"
 SandboxChoice = Literal["auto", "bubblewrap", "none"]
 SessionEnds = dict[str, "asyncio.Future[None]"]
@@ -245,7 +245,7 @@ class ProcessRuntime:
         loop = asyncio.get_running_loop()
         ended = loop.create_future() if ended is None else ended
         try:
-            # Another process may have had this pid when it was opened.
+            # The pid may have been reused before it was opened.
             if self._supervisor_pid(handle) is None:
                 return
             loop.add_reader(descriptor, _resolve_once, ended)
@@ -255,9 +255,9 @@ class ProcessRuntime:
             os.close(descriptor)
 
     def _supervisor_pid(self, handle: SessionHandle) -> int | None:
-        """The supervisor of a session; None if one of both has ended.
+        """The pid of a session's supervisor; None if the session or the supervisor has ended.
 
-        A supervisor may have another session by now.
+        A supervisor may serve another session by now.
         """
         pid, started = int(handle.data["pid"]), int(handle.data["started"])
         if handle.data["boot"] != boot_id() or not is_same_process(pid, started):
@@ -279,7 +279,8 @@ class ProcessRuntime:
         group = ControlGroup(handle.name)
         group.find()
         for _ in range(_KILL_ROUNDS):
-            # A process can leave its process group and its variables, but not its control group.
+            # A process can leave its process group and clear its variables, but not leave its
+            # control group.
             named = await asyncio.to_thread(pids_with_variable, SESSION_VARIABLE, handle.name)
             pids = group.list_pids().union(named)
             if not pids:
@@ -291,7 +292,7 @@ class ProcessRuntime:
 
 
 class _Spawner:
-    """The process that forks supervisors, and the answers that are still expected from it."""
+    """The process that forks supervisors, and its pending answers."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], channel: socket.socket, ends: SessionEnds
@@ -386,7 +387,7 @@ def _read_json(path: str) -> dict[str, Any] | None:
 
 
 def _count_processes_of(uid: int) -> int:
-    """How many processes a user has: their limit counts these too."""
+    """The processes of a user, which count towards its limit."""
     count = 0
     for pid in all_pids():
         with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
 """The log of a session: bounded in bytes and in bytes per second, and readable by offset.
 
-The log is a few files named `log.<offset of the first byte>`. When the newest is half of the bound,
-the next one is begun, and the oldest goes. Offsets therefore never change, and a reader can follow
-them while the session writes. Only the standard library: the supervisor of a session imports this.
+The log is a few files named `log.<offset of the first byte>`. When the newest reaches half of the
+bound, a new one is started and the oldest deleted. Offsets therefore never change, and a reader can
+follow them while the session writes. Only the standard library: the supervisor of a session imports
+this.
 """
 
 import os

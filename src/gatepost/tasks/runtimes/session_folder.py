@@ -15,9 +15,9 @@ _GET_FLAGS, _SET_FLAGS, _TOP_FOLDER = 0x80086601, 0x40086602, 0x00020000
 
 
 def make_session_folder(spec: SessionSpec, user: SessionUser) -> None:
-    """Make the folder of a session that has none yet, for `user` and this one alone.
+    """Make the folder of a new session, which only `user` and this user can enter.
 
-    Another user can enter the folder and read its files, and write only where it works.
+    `user` can read its files, and write in the work folder only.
     """
     folder = str(spec.folder)
     other = user if user.uid != os.geteuid() else None
@@ -55,7 +55,7 @@ def remove_secrets(folder: Path) -> None:
 
 
 def _make_root(root: str, *, is_open: bool) -> None:
-    """Make the folder that all folders of sessions are in, if there is none.
+    """Make the parent folder of all session folders if it is missing.
 
     If it is open, other users can enter it, and not list it.
 

@@ -1,4 +1,4 @@
-"""A small process that forks the supervisors of sessions: starting one costs no interpreter.
+"""A small process that forks the supervisors of sessions, without starting an interpreter each.
 
 The supervisor starts the session's command (session_supervisor.py).
 
@@ -24,7 +24,7 @@ from gatepost.tasks.runtimes.process_identity import boot_id
 from gatepost.tasks.runtimes.session_supervisor import SessionSupervisor, become_supervisor
 
 _MAX_WAITING = 4
-# Garbage is never collected in a supervisor, so it does not live for ever.
+# Supervisors never collect garbage, so they are replaced after this many sessions.
 _SESSIONS_PER_SUPERVISOR = 200
 _READ_BYTES = 65_536
 
@@ -92,7 +92,7 @@ class SessionSpawner:
 
 def run_spawner(descriptor: int, shown: "dict[str, list[str]]") -> None:
     """`shown` are the folders that sessions of other users need to reach."""
-    # Nobody waits for supervisors: the gateway watches them, and the kernel reaps them.
+    # The kernel reaps supervisors; the gateway watches them by pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # An interrupt from the terminal is for the gateway, which then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -100,7 +100,7 @@ def run_spawner(descriptor: int, shown: "dict[str, list[str]]") -> None:
     gc.disable()
     # Read once here, and not once in each fork.
     boot_id()
-    # No command of a session may speak to the gateway over this socket.
+    # Commands of sessions must not inherit this socket to the gateway.
     os.set_inheritable(descriptor, False)
     if shown:
         # Without this right, a session starts where its user can reach its folder anyway.
@@ -119,7 +119,8 @@ def run_supervisor(line: bytes, channel: socket.socket, control: socket.socket) 
             if not _run_session(launch, channel):
                 return
             if left:
-                # Before the gateway hears of the end: so its next session finds this supervisor.
+                # Report before the gateway hears of the end, so that its next session finds this
+                # supervisor.
                 control.sendall(b"w")
             ended = {"folder": launch["folder"], "ended": True}
             channel.sendall(json.dumps(ended).encode() + b"\n")
@@ -131,7 +132,7 @@ def run_supervisor(line: bytes, channel: socket.socket, control: socket.socket) 
 
 
 def _run_session(launch: "dict[str, object]", channel: socket.socket) -> bool:
-    """Start a session, tell the gateway, and stay with it until its end; False if it failed.
+    """Start a session, report it, and supervise it to its end; False if it failed.
 
     If the gateway ends before it heard of the session, so does this process, and with it the
     session.

@@ -99,7 +99,7 @@ class SessionSupervisor:
         return self._identity
 
     def supervise(self) -> None:
-        """Carry the output until the command has ended; then end all that it left behind."""
+        """Copy the output until the command has ended; then end its remaining processes."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
             selector.register(self._wakeups, selectors.EVENT_READ)
@@ -110,8 +110,8 @@ class SessionSupervisor:
         self._clean_up()
         code = self._exit_code()
         ended = {"reason": self._reason, "code": code, "at": time.time_ns() // 1_000_000}
-        # Its existence alone says that the session has ended, so it must be complete at once. The
-        # status file becomes it: to make another file costs more than to rename one.
+        # The file's existence means that the session has ended, so it must appear complete. The
+        # status file is renamed to it, because creating a file costs more.
         _write_file(f"{self._folder}/{STATUS_FILE}", self._identity | ended)
         os.replace(f"{self._folder}/{STATUS_FILE}", f"{self._folder}/{EXIT_FILE}")  # noqa: PTH105
         os.close(self._output)
@@ -192,12 +192,12 @@ class SessionSupervisor:
         os.setresuid(uid, uid, uid)
 
     def _set_limits(self, *, holds_processes: bool, holds_memory: bool) -> None:
-        """Set what the control groups do not hold. The gateway gets the processor first."""
+        """Set the limits that the control groups do not enforce, and lower the priority."""
         limits = self._limits
         os.nice(_NICENESS)
         _limit(resource.RLIMIT_CORE, 0)
         if not holds_memory:
-            # This limits addresses rather than memory, which some programs reserve in plenty.
+            # This limits the address space, of which some programs reserve far more than they use.
             _limit(resource.RLIMIT_AS, limits["memory"])
         _limit(resource.RLIMIT_NOFILE, limits["open_files"])
         _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
@@ -226,7 +226,7 @@ class SessionSupervisor:
             self._ask_to_end()
 
     def _begin_stop(self, *_: object) -> None:
-        """A signal may be late, and meant for an earlier session: a file says which one it is."""
+        """Begin to stop the session, if a file confirms that the signal is for this one."""
         is_mine = os.path.exists(f"{self._folder}/{STOP_FILE}")  # noqa: PTH110
         if is_mine and self._stop_at is None and self._status is None:
             self._reason = "stopped"
@@ -260,12 +260,12 @@ class SessionSupervisor:
             selector.unregister(self._output)
 
     def _reap_children(self) -> None:
-        """Take note of the ends of the command, and of processes it left to us."""
+        """Reap the command, and orphaned processes that became our children."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                # Its end was lost: count that as a failure rather than wait for ever.
+                # The exit status was lost: count it as a failure instead of waiting for ever.
                 self._status = self._status if self._status is not None else 256
                 return
             if pid == 0:
@@ -276,7 +276,7 @@ class SessionSupervisor:
     # -- its end
 
     def _end_leftovers(self) -> None:
-        """End whatever the command left behind. As their subreaper we become their parent."""
+        """End the remaining processes of the command, whose parent we are as their subreaper."""
         self._group.kill_all()
         kill_group(self._child)
         while leftovers := set(own_child_pids()) | self._group.list_pids() - {os.getpid()}:

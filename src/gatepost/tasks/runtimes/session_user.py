@@ -25,7 +25,7 @@ _ADVICE = "run the gateway as a user of its own, see docs/operations.md"
 class SessionUser(Struct, frozen=True):
     uid: int
     gid: int
-    # Whether no other session and no account has this user.
+    # Whether this user belongs to this session alone.
     is_private: bool = False
 
 
@@ -105,7 +105,7 @@ def check_session_user(configured: str) -> None:
 
 
 def find_user(name: str) -> SessionUser:
-    """A user by name or number. ConfigError if there is none, or if it is root."""
+    """A user by name or number. ConfigError if it does not exist or is root."""
     try:
         found = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     except (KeyError, OverflowError):

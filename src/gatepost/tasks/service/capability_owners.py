@@ -32,7 +32,7 @@ class CapabilityOwners:
     def choose_claim(
         self, id: str, chosen: CapabilityRecord, rivals: Mapping[str, CapabilityRecord]
     ) -> CapabilityRecord:
-        """The claim that counts here; `chosen` is that of the room."""
+        """The claim that this gateway trusts; `chosen` is the room's choice."""
         if self._known is None:
             return chosen
         known = self._known.get(id)

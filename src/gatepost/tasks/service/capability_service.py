@@ -82,7 +82,7 @@ class CapabilityService:
     # -- the room
 
     def _note_change(self, change: RoomChange | None) -> None:
-        """Look at the changed capabilities only: a member may have published very many."""
+        """Update the changed capabilities only, because a member may publish very many."""
         if change is None:
             self.refresh()
             self._new_agents.note_change()
@@ -92,7 +92,7 @@ class CapabilityService:
         if agents:
             self.note_agents_changed()
         if not agents <= self._known_agents:
-            # Agents that come and go must not fill the memory: then all are new once more.
+            # Bound the memory for agents that come and go; all of them count as new again.
             if len(self._known_agents) >= _MAX_KNOWN:
                 self._known_agents.clear()
             self._known_agents |= agents
@@ -108,7 +108,7 @@ class CapabilityService:
         self._agents_changed.note_change()
 
     async def load_own(self) -> None:
-        """Read the capabilities that this gateway publishes, and let routing know of all."""
+        """Load the capabilities that this gateway publishes, and pass all to routing."""
         await self._owners.load_owners()
         self._own = {
             each.document.capability_id: each for each in await self._core.read(list_publications)
@@ -116,7 +116,7 @@ class CapabilityService:
         self.refresh()
 
     def refresh(self) -> None:
-        """Let routing know the capabilities of the room as they are now."""
+        """Pass the room's current capabilities to routing."""
         found = self._records_by_id()
         self._core.tasks.parts.router.capabilities = _routing_entries(found)
         self._report_rivals(found)
@@ -144,7 +144,7 @@ class CapabilityService:
         return found
 
     def _report_rivals(self, ids: Mapping[str, CapabilityRecords]) -> None:
-        """Name the nodes whose claims the room chose, although another was here first."""
+        """Report nodes whose claims the room chose although another node was first."""
         if self._replica.room is None:
             return
         view = self._replica.room.effective
@@ -162,7 +162,7 @@ class CapabilityService:
     # -- the index
 
     async def renew_indexes_when_due(self) -> None:
-        """Wait until agents come or go, and name in the indexes those that can be routed to now."""
+        """Wait until agents come or go, then list the routable ones in the indexes."""
         await self._agents_changed.wait_for_change(self._indexed, _DISTRIBUTE_SECS)
         self._indexed = self._agents_changed.count
         await self._replica.wait_until_routed()
@@ -197,7 +197,7 @@ class CapabilityService:
             raise InvalidContract(verdict.problem)
 
     async def unpublish(self, id: str) -> CapabilityView:
-        """Withdraw a capability: from now on no task is routed by it."""
+        """Withdraw a capability, so that no further task is routed by it."""
         shown = self.show(id)
         await self._core.commit(partial(self._remove, id=id))
         if self._replica.room is not None:
@@ -254,7 +254,7 @@ class CapabilityService:
     # -- distribution
 
     async def distribute_when_due(self) -> None:
-        """Distribute soon after an agent became known or an install is due, and now and then."""
+        """Distribute soon after an agent became known, when an install is due, and periodically."""
         wait = await self._core.read(self._secs_to_wait)
         await self._new_agents.wait_for_change(self._distributed, wait)
         self._distributed = self._new_agents.count
@@ -270,7 +270,7 @@ class CapabilityService:
     async def distribute(self) -> None:
         """Ask the agents and gateways that lack a delegation skill to install it.
 
-        A gateway that joined a room since then publishes its capabilities there first.
+        After joining a room, it first publishes its capabilities there.
         """
         # Agents may have moved, or nodes been revoked.
         self.refresh()
@@ -326,7 +326,7 @@ class CapabilityService:
 
         counts, installs, reviews = await self._core.read(read)
         views = [InstallView(*msgspec.structs.astuple(each)) for each in installs]
-        # This gateway may know better than the room how a review ended.
+        # This gateway's own reviews are newer than their copies in the room.
         found = list((self._reviews_elsewhere(id) | reviews).values())
         return CapabilityHealth(shown, counts, views, found.count("open"))
 

@@ -1,8 +1,8 @@
 """Tasks of other gateways that are held until their inputs are checked against their contracts.
 
 The transaction that takes the batch of a link holds such a request, as it holds one whose blob is
-not here yet. So the link goes on, and other events pass it. For each node one loop checks what is
-held of that node, the oldest first, and then releases it.
+not here yet. So the link goes on, and other events pass it. One loop per node checks its held
+tasks, the oldest first, and then releases them.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ class HeldTasks:
         self._core = core
         self._contents = contents
         self._loops: dict[str, asyncio.Task[None]] = {}
-        # Nodes of which more was held while their loop was at work.
+        # Nodes with new held tasks since their loop started.
         self._wanted: set[str] = set()
         self._is_stopped = False
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Check what an earlier process held, and what comes, until exit."""
+        """Check tasks held by an earlier process and new ones, until exit."""
         self._core.coordinator.observe(on_check_wanted=self.check_source)
         for source in await self._core.read(sources_to_check):
             self.check_source(source)
@@ -51,7 +51,7 @@ class HeldTasks:
             await asyncio.gather(*loops, return_exceptions=True)
 
     def check_source(self, source: str) -> None:
-        """Check what is held of a node."""
+        """Check the held tasks of a node."""
         self._wanted.add(source)
         if source not in self._loops and not self._is_stopped:
             self._loops[source] = asyncio.create_task(self._serve(source))
@@ -78,7 +78,7 @@ class HeldTasks:
         try:
             await self._contents.check_contents(contents)
         finally:
-            # One that has no verdict yet is held again.
+            # Tasks without a verdict are held again.
             coordinator = self._core.coordinator
             await self._core.commit(lambda tx: coordinator.contents_checked(tx, source, ids))
         return True

@@ -85,7 +85,7 @@ BASE = "/hub"
 _FOREIGN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _CALLER = "gatepost.hub_caller"
 _DELEGATE = "create_tasks"
-# Sessions that are looked through for those of one state.
+# The most sessions that are searched for one state.
 _MAX_SESSIONS = 10_000
 _LOG_BYTES = 64 * 1024
 
@@ -163,7 +163,7 @@ class HubApi:
         return TaskList([summarize_task(task) for task in found])
 
     async def load_own_task(self, request: AnyRequest, id: str) -> Task:
-        """The task with this id here, or in the hub that it was imported from."""
+        """The task with this id, which may be its id in the hub that it was imported from."""
         caller = caller_of(request)
         if _FOREIGN_ID.fullmatch(id):
             id = task_table.own_task_id(id)
@@ -173,7 +173,7 @@ class HubApi:
         return task
 
     async def read_log(self, id: str, offset: int, wait_secs: float) -> LogView:
-        """A piece of the log. Waits for output if there is none yet and more may follow."""
+        """A piece of the log; waits for output while more may follow."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(wait_secs, self.core.settings.limits.long_poll_max_secs)
         while True:
@@ -200,9 +200,9 @@ class HubApi:
     # -- agents
 
     def list_agents(self, request: AnyRequest) -> HubAgents:
-        """All agents and problems for the operator; for a session, what its definition needs.
+        """All agents and problems for the operator; for a session, the agents that concern it.
 
-        That is its own agent, and whom it can give tasks if it has that capability.
+        These are its own agent, and those that it may give tasks to.
         """
         token, registry = caller_of(request).token, self.core.registry
         agents = [each for _, each in sorted(registry.agents.items())]

@@ -1,4 +1,4 @@
-"""Callers of the hub's API: the operator with the local token, or a session with its own."""
+"""Callers of the hub's API: the operator with the local token, or a session with its token."""
 
 from collections.abc import Container
 
@@ -24,7 +24,7 @@ from gatepost.tasks.task_tokens import (
 
 
 class HubCaller(Struct, frozen=True):
-    """`token` is None for the operator, who may do everything that the policy permits."""
+    """`token` is None for the operator, whom only the policy limits."""
 
     token: TaskToken | None = None
 
@@ -42,7 +42,7 @@ class HubCaller(Struct, frozen=True):
         return self.token
 
     def require_own(self, task: Task) -> None:
-        """A session sees its own task, and those its agent requested."""
+        """Refuse a session access to tasks other than its own and those its agent requested."""
         if self.token is None or task.id == self.token.task_id:
             return
         if task.requester != self.token.agent_name or task.requester_node is not None:
@@ -51,7 +51,7 @@ class HubCaller(Struct, frozen=True):
 
 class HubAuth:
     def __init__(self, core: Core, access: OperatorAccess, unrecorded_ends: Container[str]) -> None:
-        """`unrecorded_ends` are tasks whose session is gone, whatever the journal says."""
+        """`unrecorded_ends` are tasks whose session is gone, perhaps unknown to the journal."""
         self._core = core
         self._access = access
         self._unrecorded_ends = unrecorded_ends

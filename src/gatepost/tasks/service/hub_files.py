@@ -19,14 +19,14 @@ _NO_FILE = None
 
 
 class RegistryFolder:
-    """Reads the folder of definitions. `changed` is called when they are other ones."""
+    """Reads the folder of definitions and calls `changed` after changes."""
 
     def __init__(self, registry: AgentRegistry, folder: Path) -> None:
         self._registry = registry
         self.folder = folder
 
     def load(self) -> bool:
-        """Read all files; returns whether a definition or a problem is another one now."""
+        """Read all files; returns whether any definition or problem changed."""
         before = (dict(self._registry.agents), list(self._registry.problems))
         self._registry.load_files(read_definition_files(self.folder))
         after = (self._registry.agents, self._registry.problems)
@@ -53,12 +53,12 @@ def read_definition_files(folder: Path) -> dict[str, FileContent]:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """A pipe would have to be written to before it can be opened."""
+    """Open a file without blocking, even if it is a pipe without a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 class PolicyFile:
-    """Keeps the policy as its file says. A wrong file changes nothing, and is reported."""
+    """Follows the policy file. A wrong file is reported and changes nothing."""
 
     def __init__(self, policy: Policy, path: Path) -> None:
         self._policy = policy
@@ -67,7 +67,7 @@ class PolicyFile:
         self.problem: str | None = None
 
     def load_first(self) -> None:
-        """Load the rules at start: without readable ones everything is denied."""
+        """Load the rules at start; if they are unreadable, everything is denied."""
         self.load()
         if self.problem is not None:
             self._policy.deny_everything()

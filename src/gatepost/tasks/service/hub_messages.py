@@ -1,7 +1,7 @@
 """Messages of the hub: between agents by name, and to the hub itself.
 
-A session that reports about its task does so by a message, whoever its recipient is: the payload's
-`event` is `task.completed`, `task.failed` or `task.progress`.
+A session can report about its task in a message to any recipient: the payload's `event` is
+`task.completed`, `task.failed` or `task.progress`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -115,7 +115,7 @@ class HubMessageService:
         return result
 
     async def _check_result(self, caller: HubCaller, new: NewHubMessage) -> None:
-        """See to it that there is a verdict about the result that a message reports."""
+        """Ensure that the result in a message has a verdict."""
         event = None if isinstance(new.payload, UnsetType) else _read_event(bytes(new.payload))
         if event is not None and caller.token is not None:
             await self._contents.check_result(caller.token.task_id, _result_of(event))
@@ -128,7 +128,7 @@ class HubMessageService:
         self._auth.require_live(tx, caller)
         id = self._core.node.event_ids.next_id()
         if new.recipient != HUB:
-            # Before the policy sees it: an alias is a name for receivers, and no identity.
+            # Resolve the alias before the policy sees it, because an alias is not an identity.
             new = replace(new, recipient=self._core.aliases.resolve_name(tx, new.recipient))
         mark = tx.begin_operation()
         try:
@@ -174,7 +174,7 @@ class HubMessageService:
         self._core.mirror.add_copies(tx, [(send, sent)])
 
     def _apply_event(self, tx: Tx, token: TaskToken, payload: bytes) -> Task | None:
-        """Carry out what a payload says about the sender's own task, if it says anything."""
+        """Apply the task event in a payload, if there is one, to the sender's task."""
         event = _read_event(payload)
         if event is None or not event.event.startswith("task."):
             return None
@@ -270,7 +270,7 @@ def _is_task(message: LeasedMessage) -> bool:
 
 
 def brings_task(event: bytes) -> bool:
-    """Whether mail brought a task from before the hub ran its agent: a session does that one."""
+    """Whether mail contains a task from before the hub ran its agent; a session executes it."""
     return b'"kind":"task_create"' in event
 
 

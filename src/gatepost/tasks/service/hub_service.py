@@ -139,7 +139,7 @@ class HubService:
             log.info("agents that the hub runs: %d", len(self.core.registry.agents))
 
     def _register_agents(self, tx: Tx) -> None:
-        """Register the agents of the registry, and let go of those that left it without mail."""
+        """Register the agents of the registry, and remove former ones without mail."""
         agents, names = self.core.agents, frozenset(self.core.registry.agents)
         for name in sorted(names):
             if not agents.is_registered(tx, name):
@@ -157,7 +157,7 @@ class HubService:
         await self._sweep()
 
     async def _sweep(self) -> None:
-        """Take every step, also behind one that fails; the first error is raised afterwards."""
+        """Take every step even if one fails; then raise the first error."""
         engine = self.core.tasks
         commits: tuple[Callable[[Tx], object], ...] = (
             engine.requested.end_lost_tasks,
@@ -196,7 +196,7 @@ class HubService:
     async def remove_forgotten_folders(self) -> None:
         """Remove the folders of sessions whose tasks are forgotten.
 
-        A session is noted before its folder is made, so a folder without a note is an old one.
+        A session is recorded before its folder is made, so an unrecorded folder is an old one.
         """
         root = self.core.state.sessions
         folders = list(root.iterdir()) if root.is_dir() else []
@@ -214,7 +214,7 @@ class HubService:
     # -- logs
 
     async def wait_for_output(self, name: str, secs: float) -> None:
-        """Wait for output of a session, or for its end, as long as this."""
+        """Wait for output of a session or its end, for a limited time."""
         loop = asyncio.get_running_loop()
         written: asyncio.Future[None] = loop.create_future()
 

@@ -119,7 +119,7 @@ class RouterState(Struct):
 
 
 class MessagesState(Struct):
-    """`left_out` counts the pending messages that an export has no place for."""
+    """`left_out` counts the pending messages that did not fit."""
 
     pending: Annotated[list[PendingMessages], Meta(max_length=_MAX_TOKENS)] = field(
         default_factory=list
@@ -136,7 +136,7 @@ class HubState(Struct):
 
 
 class ImportedItem(Struct, omit_defaults=True):
-    """Something that is not here as it was in the document, and why."""
+    """An entry that was changed or dropped by the import, and why."""
 
     kind: Literal["task", "token", "message"]
     id: str
@@ -314,7 +314,7 @@ class HubStateImport:
         self._result.tasks.kept += 1
 
     def _adopt_task(self, tx: Tx, id: str, exported: StateTask) -> None:
-        """A task that runs elsewhere goes on there, and is reported with its token."""
+        """A task that runs elsewhere continues there, and is reported with its token."""
         self._require_agent(tx, exported.agent_name)
         task = self._build_task(tx, id, exported, TaskState.RUNNING)
         task_table.add_task(tx, task, TaskPayload(b"{}"))
@@ -381,7 +381,7 @@ class HubStateImport:
     # -- messages
 
     def _find_receivers(self, tx: Tx) -> dict[str, str]:
-        """What messages are filed under → the agent whose mailbox gets them."""
+        """The name under which messages are filed → the agent whose mailbox gets them."""
         live = [(each.token_id, each.agent_name) for each in list_task_tokens(tx)]
         own = [(name, name) for name in self._core.agents.hub_run]
         given = [
@@ -423,7 +423,7 @@ class HubStateImport:
         return ack.queued
 
     def _require_agent(self, tx: Tx, agent: str) -> None:
-        """See to it that an agent lives here, so that it can get mail."""
+        """Ensure that an agent lives here and can get mail."""
         home = self._core.tasks.parts.core.routes.remote_owner(agent)
         if home:
             raise WrongState(f"{agent} lives at gateway {home}")

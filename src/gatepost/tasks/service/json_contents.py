@@ -1,6 +1,6 @@
-"""Large JSON contents, read without keeping anybody waiting.
+"""Reads large JSON contents without blocking other work.
 
-No other thread runs while JSON is decoded, so a process decodes what is large.
+No other thread runs while JSON is decoded, so large contents are decoded in a process.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from gatepost.errors import InvalidRequest
 from gatepost.events.json_payload import check_json_payload
 from gatepost.tasks.task_request import input_of
 
-# A thread costs more than to read a content of this size.
+# Reading a content of this size costs less than a thread.
 SMALL_BYTES = 65_536
 MOST_IN_THREAD = 1024 * 1024
 _SECS = 60.0

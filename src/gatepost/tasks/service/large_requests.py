@@ -25,7 +25,7 @@ from gatepost.wire.tasks import NewTask
 
 T = TypeVar("T")
 
-# Each has a file open, and perhaps a process that checks the input.
+# Each holds an open file, and perhaps a process that checks the input.
 _AT_ONCE = 4
 _AT_ONCE_PER_AGENT = 2
 
@@ -55,7 +55,7 @@ class LargeRequests:
         return self._core.settings.limits.max_blob_bytes
 
     async def write_request(self, new: NewTask, draft: RequestContent) -> RequestContent:
-        """Write a request as a blob. The draft has its mark, and all of it but an `input_ref`."""
+        """Write a request as a blob. The draft lacks an `input_ref`, and has the request's mark."""
         turn = self._turns.setdefault(new.from_agent, asyncio.Semaphore(_AT_ONCE_PER_AGENT))
         async with turn, self._places:
             pieces = await self._find_pieces(new, draft.payload)
@@ -89,7 +89,7 @@ class LargeRequests:
             keep_uploaded_blob(tx, *fresh)
 
     def find_key(self, tx: Tx, digest: str) -> bytes:
-        """The key of a request's blob, whether its task has been created or not."""
+        """The key of a request's blob, also before its task is created."""
         fresh = self._fresh.get(digest)
         return find_blob(tx, digest)[0] if fresh is None else fresh[1]
 
@@ -101,7 +101,7 @@ class LargeRequests:
     ) -> T:
         """Commit the creation of tasks; then delete the requests of those that were refused.
 
-        `find_created` says of each content, in their order, whether its task was created.
+        `find_created` returns, for each content in order, whether its task was created.
         """
         digests = [each.digest for each in contents]
         committed = self._core.begin_commit(operation)
@@ -116,7 +116,7 @@ class LargeRequests:
                     self.forget([digest])
 
         committed.add_done_callback(settle)
-        # Whoever waits may be gone, and the tasks are created all the same.
+        # The tasks are created even if the caller is gone.
         return await asyncio.shield(committed)
 
     def forget(self, digests: Iterable[str | None]) -> None:

@@ -1,4 +1,4 @@
-"""The agents of this gateway that are not well: their mail piles up, or their sessions fail."""
+"""Finds unhealthy agents of this gateway: their mail piles up, or their sessions fail."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,7 +6,7 @@ from gatepost.core.gateway_core import Core
 from gatepost.errors import LaunchFailed
 from gatepost.journal import Tx
 
-# Tasks that ended longer ago than this say nothing about now.
+# Tasks that ended earlier do not count.
 _RECENT_MS = 120_000
 _SELECT_LATEST = """
 SELECT agent, error_code FROM task WHERE ended_at >= ? AND executor = 'session'
@@ -15,7 +15,7 @@ ORDER BY ended_at DESC LIMIT 1000
 
 
 class LocalAgentHealth:
-    """`growing_mailboxes` names the agents that do not keep up with their mail."""
+    """`growing_mailboxes` are the agents that do not keep up with their mail."""
 
     def __init__(self, core: Core, growing_mailboxes: Callable[[], Iterable[str]]) -> None:
         self._core = core

@@ -1,4 +1,4 @@
-"""Logs of sessions for the gateways that requested their tasks, and logs that those have for us."""
+"""Reads logs of sessions from other gateways, and serves ours to them."""
 
 import asyncio
 
@@ -69,7 +69,7 @@ class RemoteLogs:
         while True:
             answer = await self._ask(task, offset)
             task = await self._core.read(lambda tx: task_table.load_task(tx, id))
-            # A request that is on its way is not known there.
+            # The other gateway may not have received the request yet.
             if answer.problem and task.state in UNTAKEN_STATES:
                 answer = LogAnswer(answer.id, max(0, offset))
             if answer.problem:

@@ -1,4 +1,4 @@
-"""Everything that goes into a session, and the result that comes out of it."""
+"""The inputs of a session, and the result that it leaves."""
 
 import asyncio
 import os
@@ -130,5 +130,5 @@ class SessionContents:
 
 
 def _open_without_following(path: str, flags: int) -> int:
-    """The session may have left a link to a file that it cannot read itself, or a pipe."""
+    """Open a result without following links or blocking on pipes, which a session could leave."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

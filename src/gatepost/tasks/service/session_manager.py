@@ -1,4 +1,4 @@
-"""Sessions for tasks: launches them as tasks wait, watches them, and ends what must not go on.
+"""Launches sessions for waiting tasks, watches them, and ends those that must stop.
 
 While sessions run, the next tasks are claimed already. A session that ends leaves its place to one
 of those at once: the end of the one and the start of the other are written while the latter runs.
@@ -50,7 +50,7 @@ _NOTE_TRIES = 1440
 _LOOK_SECS = 30.0
 _WATCH_TRIES = 8
 _ERROR_LOG_BYTES = 500
-# The disk or the journal may serve again later, so these are worth another try.
+# Passing errors of the disk or the journal: retry.
 _PASSING = (StorageFailed, Unavailable, OSError)
 
 
@@ -77,16 +77,16 @@ class SessionManager:
         self._claimed: dict[str, ClaimedTask] = {}
         # Tasks that ended while others were being claimed.
         self._ended_meanwhile: set[str] = set()
-        # Names of the sessions that have a place: launched, and not known to have ended.
+        # Names of the sessions that occupy a place: launched, and not known to have ended.
         self._places: set[str] = set()
-        # Name of a session → the work on it, until the journal has its end.
+        # Name of a session → the task that follows it, until its end is in the journal.
         self._followed: dict[str, asyncio.Task[None]] = {}
         # Names of claims that are being given up.
         self._released: set[str] = set()
         # Task → the name of the session of its latest attempt that is followed.
         self._current: dict[str, str] = {}
-        # Tasks whose session is gone while the journal may still say otherwise: the disk is full,
-        # for instance. Their tokens are dead all the same.
+        # Tasks whose session is gone although the journal may not have its end yet, for instance
+        # because the disk is full. Their tokens are dead anyway.
         self.unrecorded_ends: set[str] = set()
         self._swept_at = -math.inf
         self._handles: dict[str, tuple[SessionRuntime, SessionHandle]] = {}
@@ -142,7 +142,8 @@ class SessionManager:
             yield
         finally:
             loop.cancel()
-            # The next process claims anew: no session takes the place of one that goes on.
+            # The next process claims again. No session may take the place of one that keeps
+            # running.
             self._claimed.clear()
             await asyncio.gather(loop, return_exceptions=True)
 
@@ -163,7 +164,7 @@ class SessionManager:
                 await asyncio.wait_for(self._wake.wait(), _LOOK_SECS)
 
     async def _try_work(self, work: Callable[[], Awaitable[None]], failure: str) -> bool:
-        """Do a part of the work; returns whether it went well. It keeps no other from its turn."""
+        """Do one part of the work; False, with a log line, if it fails. Other parts continue."""
         try:
             await work()
         except Exception as error:
@@ -172,7 +173,7 @@ class SessionManager:
         return True
 
     async def _claim_tasks(self) -> None:
-        """Claim tasks for the places that are free, and for all that will be."""
+        """Claim tasks for the free places, and in advance for all places."""
         self._ended_meanwhile.clear()
         self._launch_claimed()
         places = self._settings.max_sessions
@@ -198,7 +199,7 @@ class SessionManager:
                 self._spawn(f"release {id}", self._release(claimed))
 
     async def _release(self, claimed: ClaimedTask) -> None:
-        """Give up a claim: its task has ended, or is to be claimed once more."""
+        """Release a claim whose task has ended or must be claimed again."""
         id, name = claimed.task.id, claimed.session_name
         self._released.add(name)
         try:
@@ -217,13 +218,13 @@ class SessionManager:
         del self._followed[name]
         self._note_recorded(id, task)
         if self._current.get(id) == name:
-            # Otherwise another attempt at the task runs already.
+            # If it is another session, a further attempt at the task already runs.
             del self._current[id]
             self._handles.pop(id, None)
             self.states.pop(id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("session %s was not followed to its end", name, exc_info=error)
-        # A session goes on after the gateway, and finds its socket in the same folder again.
+        # A session outlives the gateway, and finds its socket in the same folder again.
         self._sockets.close(name) if task.cancelled() else self._sockets.remove(name)
         self._leave_place(name)
 
@@ -298,7 +299,7 @@ class SessionManager:
         recorded.add_done_callback(partial(self._note_recorded, id))
 
     def _note_recorded(self, id: str, done: "asyncio.Future[None] | asyncio.Task[None]") -> None:
-        """The end of a session is in the journal, if this went well. Others try it again."""
+        """Note whether the end of a session was recorded; if it failed, other steps retry it."""
         if not done.cancelled() and done.exception() is None:
             self.unrecorded_ends.discard(id)
 
@@ -319,7 +320,7 @@ class SessionManager:
     async def _judge(
         self, id: str, name: str, runtime: SessionRuntime | None, ended: SessionExit
     ) -> None:
-        """Read and judge what an ended session left behind; then its task ends."""
+        """Read and judge the result of an ended session, then end its task."""
         detail = _describe_end(runtime, name, ended)
 
         async def settle() -> None:
@@ -352,7 +353,7 @@ class SessionManager:
         await self._try_again(name, lambda: self._core.commit(operation))
 
     async def _try_again(self, name: str, note: Callable[[], Awaitable[object]]) -> None:
-        """Note something about a session, again if the disk or the journal refuses."""
+        """Commit a note about a session, with retries while the disk or the journal refuses."""
         pause = _RETRY_SECS
         for attempt in range(_NOTE_TRIES):
             try:
@@ -368,13 +369,13 @@ class SessionManager:
     # -- after a restart, and now and then
 
     async def _recover(self) -> None:
-        """Follow the sessions that still run, and end everything else that was begun."""
+        """Follow the sessions that still run, and end all others."""
         known = await self._core.read(sessions.open_sessions)
         started = {session.name for session in known if session.handle is not None}
         for runtime in self._runtimes.values():
             for name in await runtime.remove_orphans(started):
                 log.warning("the session %s was started, but not noted: it was ended", name)
-        # What a sweep cannot do now is done by a later one.
+        # Work that fails in this sweep is done by a later one.
         if await self._try_work(self._sweep, "sessions could not be swept"):
             self._sockets.remove_unused()
 
@@ -400,7 +401,7 @@ class SessionManager:
         self._swept_at = asyncio.get_running_loop().time()
 
     def _take_up(self, session: Session) -> None:
-        """Follow a session that may still run, or end what is left of it."""
+        """Follow a session if it may still run, or end it."""
         id, name, found = session.task_id, session.name, self._runtimes.get(session.runtime)
         if session.ended_at is not None:
             self._follow(id, name, self._judge(id, name, found, _recorded_exit(session)))
@@ -446,7 +447,7 @@ def _launch_error(error: Exception) -> GatepostError:
 
 
 def _recorded_exit(session: Session) -> SessionExit:
-    """How a session ended that the journal has the end of."""
+    """The recorded exit of a session."""
     reason: Any = session.reason
     return SessionExit(reason, session.exit_code)
 

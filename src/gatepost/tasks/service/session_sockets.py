@@ -47,7 +47,7 @@ class SessionSockets:
         self._state = core.state
         self._server: ListeningServer | None = None
         self._per_session = 0
-        # Sockets that exist before they are served, so that sessions of before find theirs.
+        # Sockets that exist before they are served, so that earlier sessions can connect.
         self._unserved: dict[str, socket.socket] = {}
         self._acceptors: dict[str, ConnectionAcceptor] = {}
 
@@ -72,7 +72,7 @@ class SessionSockets:
             await task
 
     def open(self, name: str) -> None:
-        """Let a session connect. Where no socket can be made, it needs a network to report."""
+        """Open a session's socket. If that fails, the session needs a network to report."""
         path = self._state.session_socket(name)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class SessionSockets:
         )
 
     def close(self, name: str) -> None:
-        """Let a session connect no more, and end its connections."""
+        """Close a session's socket and its connections."""
         acceptor, unserved = self._acceptors.pop(name, None), self._unserved.pop(name, None)
         if acceptor is not None:
             acceptor.close()

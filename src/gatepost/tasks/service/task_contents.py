@@ -63,13 +63,13 @@ class TaskContents:
 
     @property
     def has_contracts(self) -> bool:
-        """Whether any capability is known: most gateways have none."""
+        """Whether any capability is known. Most gateways have none."""
         return bool(self._parts.router.capabilities)
 
     # -- before a transaction
 
     def needs_check(self, new: NewTask) -> bool:
-        """Whether a new task may be one for a capability whose contract says something."""
+        """Whether a new task may be for a capability whose contract restricts the input."""
         return bool(self._contract_of_new(new))
 
     def _contract_of_new(self, new: NewTask) -> str:
@@ -80,7 +80,7 @@ class TaskContents:
         return "" if entry is None else entry.contract
 
     async def check_new(self, pairs: Sequence[tuple[NewTask, RequestContent]]) -> None:
-        """See to it that there are verdicts about the inputs of new tasks."""
+        """Ensure that the inputs of new tasks have verdicts."""
 
         def find(tx: Tx) -> list[UncheckedContent]:
             found = []
@@ -94,12 +94,12 @@ class TaskContents:
             await self.check_contents(await self._core.read(find))
 
     async def check_reports(self, reports: Iterable[TaskReport]) -> None:
-        """See to it that there are verdicts about the results that agents report."""
+        """Ensure that the results in reports have verdicts."""
 
         def find(tx: Tx) -> list[UncheckedContent]:
             found = []
             for report in reports:
-                # A result that is not here is refused when the report is applied.
+                # A missing result is refused when the report is applied.
                 with contextlib.suppress(UnknownBlob):
                     if report.action == "complete":
                         found += self._find_result(tx, report.task_id, read_result(tx, report))
@@ -108,7 +108,7 @@ class TaskContents:
         await self.check_contents(await self._core.read(find))
 
     async def check_result(self, task_id: str, result: TaskPayload) -> None:
-        """See to it that there is a verdict about the result of a task."""
+        """Ensure that the result of a task has a verdict."""
         if self.has_contracts:
             find = partial(self._find_result, task_id=task_id, result=result)
             await self.check_contents(await self._core.read(find))
@@ -135,7 +135,7 @@ class TaskContents:
     # -- verdicts
 
     async def check_contents(self, contents: Iterable[UncheckedContent]) -> None:
-        """See to it that there are verdicts about contents, many of them at once.
+        """Ensure that contents have verdicts, checking many at once.
 
         ContractUnchecked if one of them could not be checked now.
         """

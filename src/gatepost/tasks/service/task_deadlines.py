@@ -1,4 +1,4 @@
-"""When the sweep of tasks has something to do: as a task misses its ETA, or is to be forgotten.
+"""Wakes the sweep of tasks when a task misses its ETA or is due to be forgotten.
 
 The sweep runs every few seconds in any case, for deadlines that only it knows. These two kinds are
 known in advance, so the sweep runs at once when one of them is due.
@@ -21,7 +21,7 @@ _NEXT_END = "SELECT min(ended_at) FROM task WHERE ended_at IS NOT NULL AND ended
 
 
 class TaskDeadlines:
-    """Lives in the event loop. A deadline that a sweep could not meet waits for the next one."""
+    """Used in the event loop. A deadline that a sweep could not handle waits for the next."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -31,7 +31,7 @@ class TaskDeadlines:
         self._sooner = asyncio.Event()
 
     def task_changed(self, task: Task) -> None:
-        """A task may be late, or forgotten, before anything else is."""
+        """Note the deadlines of a changed task, which may be the earliest."""
         due = task.eta_at if task.ended_at is None else task.ended_at + self._keep
         if due is not None and due < self._planned:
             self._sooner.set()
@@ -41,17 +41,17 @@ class TaskDeadlines:
         latest = self._swept_at + _SWEEP_SECS * 1000
         while True:
             self._sooner.clear()
-            # A change that the journal may not show yet counts as well.
+            # Include a change that may not be in the journal yet.
             self._planned = latest
             self._planned = min(latest, await self._core.read(self._next_deadline))
             secs = (self._planned - self._core.clock.now()) / 1000
-            # The clock may have gone back: nothing waits longer than the usual period.
+            # After the clock went back, do not wait longer than the usual period.
             if secs <= 0 or not await self._hear_of_sooner(min(secs, _SWEEP_SECS)):
                 break
         self._swept_at = self._core.clock.now()
 
     async def _hear_of_sooner(self, secs: float) -> bool:
-        """Wait so long; returns at once, and true, if there is an earlier deadline."""
+        """Wait for `secs`; True as soon as an earlier deadline is noted."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._sooner.wait(), secs)
             return True

@@ -45,8 +45,8 @@ from gatepost.wire.tasks import (
     TaskView,
 )
 
-# What is known of a task without its input: why it is refused, or the tasks that an earlier call
-# made of it. None if it is to be created.
+# The result of a request without its input: a refusal, or the tasks of an earlier identical call.
+# None if the task must be created.
 KnownResult = list[Task] | GatepostError | None
 Requirement = Callable[[Tx], object]
 
@@ -54,7 +54,7 @@ Requirement = Callable[[Tx], object]
 class TaskOperations:
     """Most are one transaction, unless a request or result has to be stored as a blob first.
 
-    `session_states` knows better than the journal in which states the sessions of tasks are.
+    `session_states` has the current states of sessions, which the journal may lack.
     """
 
     def __init__(self, core: Core, waits: WaitRegistry) -> None:
@@ -180,7 +180,7 @@ class TaskOperations:
             self._core.tasks.parts.note_routing_miss(tx, new.required_capabilities)
 
     def encode_inline(self, new: NewTask) -> RequestContent | None:
-        """The request of a task, unless that has to be a blob."""
+        """The request of a task; None if it must be a blob."""
         require_sender_name(new.from_agent)
         if new.task_type == SKILL_DISTRIBUTION:
             raise Forbidden("only a gateway distributes skills: publish the capability")
@@ -194,7 +194,7 @@ class TaskOperations:
         return RequestContent(_mark_request(new, payload), payload)
 
     def _draft_request(self, new: NewTask) -> RequestContent:
-        """The request of a task, inline; of a large one all but an `input_ref`."""
+        """The inline request of a task; a large one lacks its `input_ref`."""
         content = self.encode_inline(new)
         if content is not None:
             return content
@@ -215,7 +215,7 @@ class TaskOperations:
         drafts: list[RequestContent],
         by: PolicyPrincipal | None = None,
     ) -> list[KnownResult]:
-        """What comes of tasks before their large requests are written: see `KnownResult`."""
+        """Try to create tasks before their large requests are written; see `KnownResult`."""
         pairs = list(zip(wanted, drafts, strict=True))
 
         def try_all(tx: Tx) -> list[KnownResult]:
@@ -234,7 +234,7 @@ class TaskOperations:
     def _try_one(
         self, tx: Tx, new: NewTask, draft: RequestContent, by: PolicyPrincipal | None
     ) -> KnownResult:
-        """Create a task without its input, and undo that."""
+        """Create a task without its input, and roll it back."""
         requested = self._core.tasks.requested
         mark = tx.begin_operation()
         try:
@@ -255,7 +255,7 @@ class TaskOperations:
     async def _prepare_requests(
         self, pairs: list[tuple[NewTask, RequestContent]]
     ) -> list[tuple[NewTask, RequestContent]]:
-        """Write the large requests of tasks, and see to it that there are verdicts about inputs.
+        """Write the large requests of tasks, and ensure that their inputs have verdicts.
 
         InvalidRequest if an input is not one JSON value that every agent can read.
         """
@@ -362,7 +362,7 @@ class TaskOperations:
             watch = self.watchers.next_change if known else self.watchers.end_of
             change = watch(id)
             try:
-                # A task that is known to be open is looked at only once it has ended.
+                # A task that is known to be open is read again only after it has ended.
                 if known or not self.watchers.is_open(id) or wait_secs <= 0:
                     view = await self._views.read_view(id)
                     left = deadline - loop.time()

@@ -38,12 +38,12 @@ def view_agent(definition: AgentDefinition) -> HubAgentView:
 
 
 def present_agent(definition: AgentDefinition) -> HubAgentView:
-    """An agent as those see it that may give it tasks."""
+    """The view of an agent for those that may give it tasks."""
     return HubAgentView(definition.name, definition.description, definition.capabilities)
 
 
 def view_task(tx: Tx, task: Task, state: SessionState | None = None) -> TaskView:
-    """A task with its input and result. `state` is that of its session, if that is known better."""
+    """A task with its input and result. `state` is its session's, if newer than the journal's."""
     view = summarize_task(task)
     payload = load_payload(tx, task.id)
     _show_payload(view, payload)
@@ -55,7 +55,7 @@ def view_task(tx: Tx, task: Task, state: SessionState | None = None) -> TaskView
 
 
 def view_session(session: Session, state: SessionState | None = None) -> SessionView:
-    """A session. `state` is that of the running gateway, which knows more than the journal."""
+    """A session. `state` is the one in memory, which is newer than the journal's."""
     return SessionView(
         session_name=session.name,
         task_id=session.task_id,
@@ -120,7 +120,7 @@ WantedView = tuple[str, "asyncio.Future[TaskView]"]
 
 
 class TaskViewReader:
-    """Lives in the event loop. `session_states` knows better than the journal."""
+    """Used in the event loop. `session_states` is newer than the journal."""
 
     def __init__(self, core: Core, session_states: Mapping[str, SessionState]) -> None:
         self._core = core
@@ -134,7 +134,7 @@ class TaskViewReader:
         future: asyncio.Future[TaskView] = loop.create_future()
         self._wanted.append((id, future))
         if len(self._wanted) == 1:
-            # All callers that the same commit group woke up come before this.
+            # Run after all callers that the same commit group woke.
             loop.call_soon(self._start_reading)
         return await future
 

@@ -24,7 +24,7 @@ class TaskChange(Struct, frozen=True):
 
 
 class TaskWatchers:
-    """Lives in the event loop. A stream that is too slow is ended rather than buffered for ever."""
+    """Used in the event loop. A stream that is too slow is ended, not buffered without bound."""
 
     def __init__(self) -> None:
         self._for_change: WaitersByTask = {}
@@ -61,7 +61,7 @@ class TaskWatchers:
         return task.updated_at == task.started_at if known is None else known is not task.state
 
     def is_open(self, id: str) -> bool:
-        """Whether a task changed in this process and has not ended. False if that is not known."""
+        """Whether a task is known to be open: it changed in this process and has not ended."""
         return id in self._open
 
     def next_change(self, id: str) -> "asyncio.Future[None]":
