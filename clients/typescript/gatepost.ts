@@ -184,9 +184,9 @@ export interface TaskCreate {
 
 /** A task for agents by name, or for one agent that has all the required capabilities.
  *
- * The input is JSON: inline, or a blob that was uploaded before. A task that nobody accepted
- * after `ttl_secs` fails. A task that `may_wait` is taken although the gateway of its capability
- * is offline.
+ * The input is JSON: inline, or a blob that was uploaded before. A task fails if no agent accepts
+ * it within `ttl_secs`. A task that `may_wait` is taken although the gateway of its capability is
+ * offline.
  */
 export interface NewTask {
   from_agent: string;
@@ -539,7 +539,7 @@ export interface Status {
  * `state` says it in words, with the reason and the age; the other fields are for programs.
  * `linked`: there is a link; else `relay` names the relay that brings its outbox, if one does.
  * `waiting` messages have no receipt of it yet, the oldest since `waiting_since`, for the reason
- * `why`; `accepted` ones are not processed yet. `problem` says why there is no link.
+ * `why`; `accepted` ones are not processed yet. `problem` is the reason for a missing link.
  */
 export interface PeerStatus {
   id: string;

@@ -6,13 +6,13 @@ revoked, or dead: silent for a long time. The new owner's claim carries all tran
 one signed by a backbone node, or since epoch 1. A claim without a valid run of transfers does not
 count, however high its epoch.
 
-The first claim stands. No time in a claim says which one was first, because its writer can write
-any. So a replica trusts the owner it already knows (known_owners.py). The owner changes if
+The first claim stands. Times in claims do not prove which one was first, because their writers
+choose them. So a replica trusts the owner it already knows (known_owners.py). The owner changes if
 
 - the owner signed a transfer,
 - a backbone node signed one and the owner is revoked or dead,
 - the coordinator signed one, which settles a race of two first claims, or
-- the owner took its claim back. Then the agent is free.
+- the owner withdrew its claim. Then the agent is free.
 
 A replica that knows no owner takes the claim that the coordinator signed, or else that of the
 senior node.
@@ -32,10 +32,10 @@ from gatepost.room.records import AgentRecord, AgentTransfer, key_subject
 from gatepost.room.roles import Act
 from gatepost.room.signed_record import SignedRecord
 
-# Whether a member was silent for so long that a backbone node may override it.
+# Whether a member was silent long enough for a backbone node to override it.
 IsDead = Callable[[RoomMember], bool]
 
-# A backbone node raises the epoch of an agent by at most this much, so that some are left.
+# A backbone node raises the epoch of an agent by at most this much, so that epochs do not run out.
 _MAX_EPOCH_STEP = 1024
 _MAX_FORMER = 16
 
@@ -155,7 +155,7 @@ class _OwnerChoice:
         self._claims = claims
         self._members = membership.members
         self._is_dead = is_dead
-        # The owners that the choice went through, the last one included.
+        # The owners between the known one and the winner, inclusive.
         self.owners: set[str] = set()
 
     def choose_claim(self, known: KnownOwner | None) -> _Claim | None:
@@ -180,7 +180,7 @@ class _OwnerChoice:
         return min(settled or own or self._claims, key=self._order, default=None)
 
     def _find_successor(self, known: KnownOwner) -> _Claim | None:
-        """The claim by which the agent went on from its known owner."""
+        """The claim that follows the known owner's."""
         later = [claim for claim in self._claims if self._succeeds(claim, known)]
         return min(later, key=self._order, default=None)
 
@@ -229,7 +229,7 @@ def known_owner_of(claim: "_Claim | OwnedAgent") -> KnownOwner:
 
 
 def _owners_in_run(claim: _Claim) -> set[str]:
-    """The owners that the transfers of a claim tell of.
+    """The owners named in the transfers of a claim.
 
     A backbone node that overrode an owner counts too: it cannot be told from one that gave its own
     agent away.

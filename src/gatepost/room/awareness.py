@@ -48,7 +48,7 @@ class ConnectionPresence(RoomRecord, frozen=True, kw_only=True):
 
 
 def shorten_reason(problem: str) -> str | None:
-    """What others are told of a problem: not its details, such as paths and lines of files."""
+    """The public part of a problem, without details such as paths and lines of files."""
     summary = _NO_REASON_CHAR.sub("?", problem.partition(": ")[0].strip())
     return summary.lstrip(" .,?%'()/&+_-")[:_REASON_CHARS] or None
 
@@ -108,15 +108,15 @@ class RoomAwareness:
         self._known_clients: dict[int, _KnownClient] = {}
         self._clients_by_speaker: dict[object, int] = {}
         self._listeners: list[AwarenessListener] = []
-        # Connection → what its node says about itself.
+        # Connection → the presence that its node published.
         self._node_presences: dict[object, ConnectionPresence] = {}
 
     def note_presence(self, presence: ConnectionPresence, speaker: object) -> None:
-        """A connected node said this about itself."""
+        """Note the presence of a connected node."""
         self._node_presences[speaker] = presence
 
     def presence_of(self, node: str) -> ConnectionPresence | None:
-        """The last word of a connected node about itself; None if it is not connected."""
+        """The latest presence of a connected node; None if it is not connected."""
         said = [each for each in self._node_presences.values() if each.node_id == node]
         return max(said, key=lambda each: each.seen_at or 0, default=None)
 

@@ -1,13 +1,13 @@
 """Limits the time that one node may make this gateway spend on its room messages.
 
-A writer that breaks no rule can still send records that cost time to check. Its connections are
-read more slowly then: those of others are not.
+A writer that breaks no rule can still send records that cost time to check. Only that writer's
+connections are then read more slowly.
 """
 
 from collections.abc import Callable
 
-# A node may take this share of the event loop for long, and this many seconds at once. A first sync
-# of 40,000 records takes about five seconds.
+# A node's long-term share of the event loop, and its burst in seconds. A first sync of 40,000
+# records takes about five seconds.
 COST_SHARE = 0.25
 COST_BURST_SECS = 5.0
 _MAX_PAUSE_SECS = 10.0

@@ -5,12 +5,12 @@ the room and these three; the version of a record is its Yjs clock. Invariants, 
 the package relies:
 
 1. **One writer.** Only the holder of the key can sign for a slot, so concurrent writes of one slot
-   do not exist. Yjs would resolve them by client id, which anybody can choose.
+   do not exist. Yjs would resolve them by client id, which a client can choose freely.
 2. **Merge by version.** Merging two documents means taking the greater version slot by slot. The
    result does not depend on the order of arrival, and a merge repeated changes nothing.
 3. **One place.** A signed record fits exactly one client and clock. Anywhere else it is a violation
    (`check_item`). So an old record cannot replace a newer one, no record can replace another, and
-   nobody can occupy the clocks of another writer's next version.
+   no writer can occupy the clocks of another's next version.
 4. **A version is signed once.** A gateway has its own record on disk before it sends it
    (service/record_announcer.py), and begins with a leap of versions after a restore. A writer that
    signs one version twice leaves two replicas different, although they hold the same versions.
@@ -46,7 +46,7 @@ from gatepost.room.slot_digest import DigestIndex
 from gatepost.room.writer_quota import WriterQuotas
 from gatepost.room.yjs_update import DeletedRange, RecordSlot, YjsItem, encode_in_chunks
 
-# Small enough that a gateway which checks such an update does not keep others waiting.
+# Small enough to be checked without blocking other work.
 CHUNK_BYTES = 64 * 1024
 
 SlotKey = tuple[str, str, bytes]
@@ -73,7 +73,7 @@ class RoomDocument:
         return (self._slots[slot_key] for slot_key in self._slot_keys.values())
 
     def held_records(self) -> Collection[SignedRecord]:
-        """The records that are served, and those that are not because they collide."""
+        """All records, including those that are not served because they collide."""
         return self._slots.values()
 
     def record_at(self, slot_key: SlotKey) -> SignedRecord | None:
@@ -201,7 +201,7 @@ class RoomDocument:
         return int.from_bytes(digest[:8], "big") & MAX_UINT
 
     def _next_clock(self, client: int) -> int:
-        """The clock after the latest version of this client's slot: that version."""
+        """The next clock of this client's slot, which is also its latest version."""
         slot_key = self._slot_keys.get(client)
         return 0 if slot_key is None else self._slots[slot_key].version
 

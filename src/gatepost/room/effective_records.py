@@ -65,7 +65,7 @@ class EffectiveRecords:
 
     @property
     def home_changes(self) -> int:
-        """How often an agent changed its owner, standbys, rivals or order. Heartbeats do not."""
+        """Counts changes of agents' owners, standbys, rivals and order, but not heartbeats."""
         self._refresh_tables()
         return self._tables.home_changes
 
@@ -130,18 +130,20 @@ class EffectiveRecords:
         return self._chosen_in(self._tables.coordination).get("coordinator")
 
     def contested_agents(self) -> list[OwnedAgent]:
-        """The agents that a node claims in vain."""
+        """The agents with claims that do not count."""
         agents = self.agents
         return [agents[id] for id in sorted(self._tables.contested) if id in agents]
 
     def take_reserved_claims(self) -> set[tuple[str, str]]:
-        """(Name, writer) of the claims to reserved names since the last call. They never count."""
+        """(Name, writer) of the claims to reserved names since the last call. Such claims never
+        count.
+        """
         self._refresh_tables()
         found, self._tables.reserved_claims = self._tables.reserved_claims, set()
         return found
 
     def recheck_contested(self) -> None:
-        """Choose again where claims do not count yet: their owner may be dead by now."""
+        """Choose again among contested claims, whose owner may be dead by now."""
         self._tables.agents.stale_ids |= self._tables.contested
 
     def add_records(self, changed: Iterable[SignedRecord]) -> None:
@@ -155,7 +157,7 @@ class EffectiveRecords:
                 self._is_membership_stale = True
 
     def remove_record(self, signed: SignedRecord) -> None:
-        """Take the record of a slot out of effect, because another slot's record counts instead."""
+        """Remove the record of a slot from effect, because another slot's record counts instead."""
         self._tables.by_map[signed.map].remove_record(signed)
         self._is_membership_stale |= signed.map in ("nodes", "standing")
 

@@ -35,7 +35,7 @@ def make_epoch_proof(signed: SignedRecord) -> EpochProof:
 def proven_epoch(proof: EpochProof, genesis: Genesis, known: int = 1) -> int:
     """The epoch that the proof names; RoomViolation unless the room's coordinator signed it.
 
-    An elected coordinator proves no epoch that is far beyond the `known` one.
+    An elected coordinator cannot prove an epoch far beyond the `known` one.
     """
     signed = open_signed_record(proof.record, proof.signature, ChainVerifier(genesis))
     if not isinstance(signed.data, CoordinationRecord):

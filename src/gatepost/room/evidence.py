@@ -1,4 +1,4 @@
-"""Proofs that a writer signed one version of a record twice: one a writer, the same everywhere.
+"""Proofs that a writer signed one version twice: one per writer, the same on all replicas.
 
 A replica notices two records of one version only while it holds that version, so replicas notice
 different ones, or none. They exchange their proofs (sync_protocol.py). Of several proofs against a
@@ -15,9 +15,9 @@ from gatepost.errors import RoomViolation
 from gatepost.room.signed_record import SignedRecord
 
 PROOF_HASH_BYTES = 16
-# Proofs that one exchange names.
+# The most proofs in one exchange.
 MAX_PROOFS = 2048
-# Writers of a branch (writer_quota.py): a backbone node can admit liars without end.
+# The most writers per branch (writer_quota.py), because a backbone node can admit any number.
 _MAX_WRITERS_PER_BRANCH = 64
 
 

@@ -2,8 +2,8 @@
 
 The room has every claim that counts (record_tables.py). The one that is shown depends on the time
 too, so it is chosen here, by callers with a clock: a claim that is dated more than ten minutes
-ahead waits until then. Of one writer only its newest reports are shown, and it shares each page
-with the other writers, so that one node hides nothing of others by writing much.
+ahead waits until then. Only the newest reports of each writer are shown, and writers share each
+page, so that a busy writer cannot hide the reports of others.
 """
 
 from collections import defaultdict
@@ -34,8 +34,8 @@ class FindingClaim(Struct, Generic[R], frozen=True):
 def choose_report(claims: Iterable[FindingClaim[S]], now: int) -> FindingClaim[S] | None:
     """The claim that shows a review or an incident; None while all of them are dated ahead.
 
-    The first to settle it has decided. Otherwise it is shown as a backbone node says, or else as
-    the latest claim does.
+    The first to settle it has decided. Otherwise the claim of a backbone node is shown, or else the
+    latest claim.
     """
     past = [claim for claim in claims if claim.record.raised_at <= now + MAX_AHEAD_MS]
     settled = [claim for claim in past if claim.record.status != "open"]

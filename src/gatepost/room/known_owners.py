@@ -1,7 +1,7 @@
 """The owners of agents that this replica trusts.
 
 They outlive the document, because a node that was away must not believe the first claim it hears.
-They are kept in the journal. An owner is forgotten once it has taken its claim back.
+They are kept in the journal. An owner is forgotten once it has withdrawn its claim.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from gatepost.room.agent_ownership import IsDead, KnownOwner
 
 
 class OwnerChange(Struct, frozen=True):
-    """An agent went from one owner to another; None if there was or is none."""
+    """A change of an agent's owner; None stands for no owner."""
 
     agent: str
     before: str | None
@@ -34,7 +34,7 @@ class KnownOwners:
         self._changes: list[OwnerChange] = []
 
     def keep_owner(self, agent: str, owner: KnownOwner | None) -> None:
-        """Keep to this owner from now on; with None, the agent is free."""
+        """Trust this owner from now on; with None, the agent is free."""
         before = self.known.get(agent)
         if owner is not None and before is not None and owner.gateway == before.gateway:
             # An owner that was restored may show an earlier epoch. Transfers up to the known one

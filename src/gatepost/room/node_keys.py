@@ -1,9 +1,9 @@
-"""The key of each node id: the first one that this replica has seen stands until it is revoked.
+"""The key of each node id: the first key seen by this replica counts until it is revoked.
 
-A backbone node could admit a second key under the id of another node, and get its mail. No time or
-version in a record says which admission is older, because their issuer can write any. So a replica
-trusts the key it already knows. A record of a second key is not stored: it then does not spread,
-and a node that joins later does not see it. The replica tells who admitted the second key.
+A backbone node could admit a second key under the id of another node, and get its mail. Times and
+versions do not prove which admission is older, because their issuer chooses them. So a replica
+trusts the key it already knows. A record of a second key is not stored, so it does not spread to
+nodes that join later. The replica reports who admitted the second key.
 """
 
 from collections import Counter
@@ -46,12 +46,12 @@ class NodeKeys:
         return None
 
     def has_capacity_for(self, chain: tuple[AdmissionLink, ...]) -> bool:
-        """Whether the branch of this chain may bring in as many nodes that are new here."""
+        """Whether the branch of this chain may add the nodes that are new here."""
         new = sum(link.node not in self._keys for link in chain)
         return self._branch_counts[chain[0].key] + new <= _MAX_NODES_PER_BRANCH
 
     def bind_chain(self, chain: tuple[AdmissionLink, ...]) -> None:
-        """Every node of the chain has its key from now on."""
+        """Note the key of every node in the chain."""
         if chain in self._bound_chains:
             return
         if len(self._bound_chains) >= _CACHED_CHAINS:

@@ -191,7 +191,7 @@ class RecordTables:
         )
 
     def _choose_capability(self, id: str, records: list[SignedRecord]) -> CapabilityRecord | None:
-        """An edge node takes no capability of a backbone node, or of one that is senior to it.
+        """Choose a capability's claim. An edge node cannot take it from a backbone or senior node.
 
         Epochs order the claims of backbone nodes, and those about the same owner.
         """
@@ -318,7 +318,7 @@ def _highest_epoch(claims: list[E]) -> E | None:
 
 
 def _has_taken_back(known: KnownOwner, records: list[SignedRecord]) -> bool:
-    """Whether an owner took its claim back. An agent of a revoked or dead owner is not free."""
+    """Whether an owner withdrew its claim. An agent of a revoked or dead owner is not free."""
     return any(signed.writer == known.gateway and signed.data is None for signed in records)
 
 

@@ -61,7 +61,7 @@ IncidentCounts = Annotated[
     tuple[tuple[Annotated[str, Meta(pattern=_CLASS, max_length=64)], NonNegativeInt], ...],
     Meta(max_length=48),
 ]
-# So many fit into a record together with the longest chain of admissions.
+# The most keys that fit into a record with the longest chain of admissions.
 MAX_STANDING = 50
 MAX_STANDING_PARTS = 200
 MAX_SECRET_REVOKED = 32
@@ -313,7 +313,7 @@ class IncidentRecord(RoomRecord, frozen=True, kw_only=True):
 
 
 class EtaAdviceRecord(RoomRecord, frozen=True, kw_only=True):
-    """`eta.<capabilityId>@<nodeId>`: how long the tasks of a capability take, as of `at`."""
+    """`eta.<capabilityId>@<nodeId>`: the durations of a capability's tasks, as of `at`."""
 
     p50_ms: NonNegativeInt
     p95_ms: NonNegativeInt

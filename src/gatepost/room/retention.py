@@ -26,7 +26,7 @@ from gatepost.room.room import SharedRoom
 from gatepost.room.signed_record import SignedRecord
 from gatepost.room.writer_quota import MAX_SLOTS_PER_WRITER
 
-# A rotation costs every node a full sync, so it has to save at least this much.
+# A rotation must save this much, because it costs every node a full sync.
 _MIN_SAVED_BYTES = 64 * 1024
 # A tombstone is needed only until every connected replica has it, so it may go early.
 _CROWDED_TOMBSTONE_MS = 3_600_000
@@ -45,7 +45,7 @@ def finished_records(
 
 
 def is_rotation_due(room: SharedRoom, now: int, retention: RecordRetention) -> bool:
-    """Whether a rotation would drop most of the document, and enough bytes to be worth it.
+    """Whether a rotation would drop most of the document and enough bytes.
 
     It is also due if it drops tombstones of a writer that runs out of slots.
     """

@@ -1,11 +1,11 @@
-"""The table of roles: the least role that may write each record, or do each act.
+"""The table of roles: the lowest role that may write each record or perform each act.
 
 Any member raises reviews and incidents: only it knows the tasks that its agents requested or did.
-An edge node advises on the capabilities of its own agents. How much of that is shown of one writer,
-and from when on, is in findings.py.
+An edge node advises on the capabilities of its own agents. findings.py limits how much of one
+writer is shown.
 
-The guard of the room, the view, the receiver and the API all ask this table. Something that a role
-may not do does not count, however well it is signed.
+The guard of the room, the view, the receiver and the API all ask this table. A record beyond its
+writer's role does not count, even with a valid signature.
 
 A node has exactly one role. A role may do everything that the roles before it may. The coordinator
 is the genesis of the room. If the genesis permits elections, a backbone node that the mesh elected

@@ -104,7 +104,7 @@ class SharedRoom:
         return self._drafter
 
     def set_author(self, author: RecordAuthor, leap: VersionLeap = NO_LEAP) -> None:
-        """Set the key and admission chain that this node writes with from now on."""
+        """Set the key and admission chain with which this node signs."""
         if self._drafter is None:
             self._drafter = RecordDrafter(self.document, self.genesis, author, leap)
         self._drafter.author = author
@@ -114,7 +114,7 @@ class SharedRoom:
         return self._apply_records(self._guard.check_update(update, self.document), origin)
 
     def accept_record(self, text: str, signature: str, origin: object = "elsewhere") -> RoomChange:
-        """Put one signed record into effect that did not come in an update of this document."""
+        """Apply one signed record that did not come in an update of this document."""
         return self._apply_records([self._guard.open_record(text, signature)], origin)
 
     def accept_evidence(self, proof: SignedTwice, origin: object) -> RoomChange:
@@ -214,7 +214,7 @@ class SharedRoom:
         before: SignedRecord | None,
         changed: dict[SlotKey, SignedRecord],
     ) -> Iterator[tuple[SignedRecord, SignedRecord]]:
-        """Take the records that another slot's record displaces out of effect, and name both."""
+        """Remove records that another slot's record displaces from effect; return the pairs."""
         served = self.document.served_instead_of(signed.slot_key)
         if served is None:
             return

@@ -1,4 +1,4 @@
-"""Signed records, the values of the room: signing, parsing, checks of signature and role.
+"""Signed records, the values of the room: signing, parsing, and checks of signatures and roles.
 
 A key holds `{"record": <canonical JSON text>, "signature": <base64>}`. The signature covers the
 text, not the value, so nothing depends on the number format of Yjs, and a JavaScript reader needs
@@ -201,7 +201,7 @@ def _check_role(statement: RecordStatement, type: type[RoomRecord], genesis: Gen
     link = statement.chain[-1]
     role = role_of(link.key, link.tier, genesis.key)
     if type is CoordinationRecord and role is Role.BACKBONE and not statement.tombstone:
-        # It may write this with a mandate, which `_check_mandate` asks for.
+        # Allowed with a mandate, which `_check_mandate` requires.
         return
     if not may_write(role, type):
         raise RoomViolation(

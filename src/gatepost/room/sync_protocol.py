@@ -129,7 +129,7 @@ class SyncPeer:
             self._slots_to_send |= dict.fromkeys(signed.slot_key for signed in applied.changed)
             return
         for _, came in (*applied.conflicts, *applied.collisions):
-            # The peer has another record, which does not count: send it ours.
+            # The peer has a record that does not count: send ours.
             if self._room.document.served_instead_of(came.slot_key) is not came:
                 self._slots_to_send[came.slot_key] = None
 

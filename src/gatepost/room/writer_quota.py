@@ -2,8 +2,8 @@
 
 One writer must not fill the room of all others. Beyond its limits replicas may hold different
 subsets of the writer's keys, but no peer is cut off for passing its records on. A tombstone frees
-its key for another one. It stays in the document until the next rotation, so the number of slots
-has a separate limit.
+one key of its writer. It stays in the document until the next rotation, so the number of slots has
+a separate limit.
 
 A backbone node can admit as many writers as it likes. So there are also limits for a *branch*: the
 node that the genesis admitted, together with all nodes whose chain begins with it.

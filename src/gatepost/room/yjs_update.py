@@ -30,7 +30,7 @@ MAX_UPDATE_BYTES = 4 << 20
 # An honest gateway sends updates of about 64 KiB, with some 200 records at most.
 MAX_RECORDS = 512
 MAX_DELETES = 200_000
-# Those without a record included.
+# Including blocks without a record.
 _MAX_BLOCKS = 100_000
 MAX_STATE_VECTOR = 400_000
 MAX_SIGNATURE = 128
@@ -119,7 +119,7 @@ def decode_state_vector(data: bytes) -> dict[int, int]:
 def select_clocks(state_vector: bytes, clients: Iterable[int]) -> dict[int, int]:
     """The clocks of some clients in a state vector.
 
-    It may name hundreds of thousands of others. Nobody waits until these are decoded.
+    It may name hundreds of thousands of others. Those are not decoded.
     """
     if len(state_vector) > MAX_UPDATE_BYTES:
         raise lib0.too_large_error("a state vector", len(state_vector), MAX_UPDATE_BYTES)

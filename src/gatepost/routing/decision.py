@@ -1,6 +1,6 @@
-"""Decide the route of a message: to its owner, or to a fallback if the owner is offline.
+"""Chooses the route of a message: to its owner, or to a fallback if the owner is offline.
 
-An agent that its own gateway called unhealthy is avoided if a healthy fallback is there.
+An agent that its own gateway reports as unhealthy is avoided if a healthy fallback exists.
 
 The same directory gives the same answer on every gateway. A rule for the agent takes precedence
 over a rule for its owner node.

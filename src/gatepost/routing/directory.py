@@ -29,8 +29,8 @@ class RevokedGateway(Struct, frozen=True):
 class AgentHome(Struct, frozen=True):
     """The gateway that owns an agent, and those that host it without owning it.
 
-    `standbys` can stand in for the owner; `rivals` claim the agent in vain; `former` have owned it.
-    Messages for an agent that is `unordered` have no order unless they ask for it.
+    `standbys` can stand in for the owner; `rivals` have claims that do not count; `former` have
+    owned it. Messages for an agent that is `unordered` have no order unless they ask for it.
     """
 
     owner: str | None

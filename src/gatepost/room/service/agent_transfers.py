@@ -82,7 +82,7 @@ class AgentOwnership:
         if self._is_away_stale:
             self._is_away_stale = False
             self._away = await self._find_away()
-        # The writer's thread gets values, because the room belongs to this one.
+        # Pass values to the writer's thread, because the room belongs to this thread.
         if away := [self._describe_away(agent) for agent in self._away]:
             await self._core.commit(lambda tx: self._check_agents_owned_elsewhere(tx, away))
 
@@ -90,7 +90,7 @@ class AgentOwnership:
         self._is_away_stale = True
 
     def _note_change(self, change: RoomChange | None) -> None:
-        """Another owner shows in a record of the agent, or in the revocation of its owner."""
+        """Note records that can change an owner: an agent's, or the revocation of a node."""
         self._is_away_stale |= change is None or any(
             key_subject(signed.key) in self._hosted
             if signed.map == "agents"
@@ -143,7 +143,7 @@ class AgentOwnership:
             await self.give_agent(agent, node)
 
     def _refuse_without_consent(self, tx: Tx, request: TransferRequest) -> None:
-        """Keep the agent, and tell the operator, who may give it."""
+        """Keep the agent, and tell the operator, who may give it away."""
         agent, node = request.agent, request.node
         self._transfers.refuse_request(tx, request, CONSENT)
         detail = f"{node} asks for agent {agent}; `gatepost agent give {agent} {node}` gives it"
@@ -155,7 +155,7 @@ class AgentOwnership:
         return now - self._unserved_since.setdefault(agent, now) >= self._grace_ms
 
     async def give_agent(self, agent: str, node: str) -> None:
-        """Publish in the room that the agent is theirs. The other steps follow from that."""
+        """Publish that the agent belongs to `taker`. The other steps follow from that."""
         async with self.announcer.claims_lock:
             owned, own = self._room_view.agents.get(agent), self._room_view.nodes.get(self._node_id)
             if owned is None or own is None or owned.gateway != self._node_id:

@@ -22,7 +22,7 @@ _FAREWELL_SECS = 0.5
 _ANNOUNCE_MS = 15_000
 _PROGRESS_MS = 30_000
 _CLAIMS_MS = 60_000
-# So many records are signed at a time; other work of the event loop goes on in between.
+# The most records that are signed before the event loop does other work.
 _RECORDS_AT_ONCE = 256
 
 
@@ -35,7 +35,7 @@ class OwnRecordAnnouncer:
         self._announced: HealthStatus | None = None
         self._progress_at = 0
         self._has_left = False
-        # Claims are derived again after a change of an agent or of its record, and now and then.
+        # Claims are derived again after a change of an agent or its record, and periodically.
         self._claims_at = 0
         self._are_claims_stale = True
         self._watched: frozenset[str] = frozenset()
@@ -45,7 +45,7 @@ class OwnRecordAnnouncer:
         self._are_claims_stale = True
 
     def _note_change(self, change: RoomChange | None) -> None:
-        """The room changed, or is another document now."""
+        """Note a change of the room, or its replacement by another document."""
         self._are_claims_stale |= change is None or any(
             map(self._may_change_claims, change.changed)
         )
@@ -61,7 +61,7 @@ class OwnRecordAnnouncer:
         if self._has_left or not self._announcer.is_ready:
             return
         status = self._core.health.current_status()
-        # Before the record: with a full disk only the connections can tell.
+        # Before the record, because with a full disk only the connections can show the status.
         self._announce_presence(status)
         await self._replica.follow_epoch()
         async with self._announcer.claims_lock:
@@ -114,7 +114,7 @@ class OwnRecordAnnouncer:
         return {("transports", self._core.node.id): record}
 
     async def _delivery_progress(self) -> dict[tuple[str, str], RoomRecord]:
-        """Return our delivery record, but only now and then: it changes with every message."""
+        """Return our delivery record at intervals, because it changes with every message."""
         now = self._core.clock.now()
         if now < self._progress_at + _PROGRESS_MS:
             return {}

@@ -18,7 +18,7 @@ from gatepost.room.records import NodeStatus, key_subject
 from gatepost.wire.gateway_views import AgentInfo as LocalAgent
 from gatepost.wire.operations import PROTOCOL_VERSION
 
-# With many agents each shows its activity less often: a gateway writes about 100 of them a minute.
+# The interval per agent, so that a gateway writes about 100 heartbeats of agents a minute.
 _AGENT_HEARTBEAT_MS = 600
 _MAX_INCIDENT_CLASSES = 48
 

@@ -1,4 +1,4 @@
-"""Follows the owners of agents in the room: saves them, and tells people what changed."""
+"""Follows the owners of agents in the room: saves them and reports changes."""
 
 from gatepost.delivery.abuse import AbuseKind
 from gatepost.journal import Tx
@@ -56,7 +56,7 @@ class OwnerChanges:
                 self._report_change(tx, change)
 
     def _report_change(self, tx: Tx, change: OwnerChange) -> None:
-        """An agent left us, or came to us: people at both ends should know."""
+        """Report an agent that left us or came to us, by an incident and an audit line."""
         moved = f"agent {change.agent} moved from {change.before} to {change.after}"
         subject = f"{change.agent}@{tx.now}"
         self._core.delivery.incidents.raise_(tx, "agent_moved", subject, moved)

@@ -1,7 +1,7 @@
 """Room records of other nodes that are not on disk yet.
 
-They are passed on at once and saved soon after: their writer has them on disk, so if we lose one,
-the next sync brings it back.
+They are passed on at once and saved soon after. Their writer has them on disk, so the next sync
+restores a lost one.
 """
 
 import asyncio

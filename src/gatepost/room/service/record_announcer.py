@@ -17,7 +17,7 @@ RecordChanges = Mapping[tuple[str, str], RoomRecord | None]
 
 
 class RecordAnnouncer:
-    """`may_publish` is set once the room was heard, so that we do not publish outdated claims."""
+    """`may_publish` is set after the first sync, so that we do not publish outdated claims."""
 
     def __init__(self, replica: RoomReplica) -> None:
         self.replica = replica
@@ -37,7 +37,7 @@ class RecordAnnouncer:
         """Sign and save these records, then send them. None deletes a record."""
         room, now = self.replica.current_room, self._core.clock.now()
         if room is not self._drafted_in:
-            # A version drafted in another document means nothing in this one.
+            # A draft for another document is meaningless in this one.
             self._pending_drafts.clear()
             self._drafted_in = room
         for (map, key), data in changes.items():

@@ -1,7 +1,8 @@
-"""Reports what members of the room do that an honest gateway never does.
+"""Reports actions of members that honest gateways never take.
 
-The records themselves are handled by the room. This module tells people: by the abuse log, which
-opens an incident that names the node, by an audit line, and by the evidence kept for `room verify`.
+The records themselves are handled by the room. This module informs the operator: by the abuse log,
+which opens an incident that names the node, by an audit line, and by the evidence kept for `room
+verify`.
 """
 
 from functools import partial
@@ -16,7 +17,7 @@ _MAX_REPORTED = 1000
 
 
 class RoomAbuse:
-    """Every fact is reported once, however often it is heard."""
+    """Reports every fact once."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -28,7 +29,7 @@ class RoomAbuse:
         for proof in change.proofs:
             self._core.submit(partial(store.save_evidence, proof=proof))
             if not change.conflicts:
-                # A peer has noticed it, and has shown the proof.
+                # A peer noticed it and sent the proof.
                 self._report_signed_twice(proof.first)
         for signed, link in change.second_keys:
             self._report_second_key(signed, link, genesis)
@@ -46,7 +47,7 @@ class RoomAbuse:
         self._core.abuse.report_abuse(signed.writer, AbuseKind.SIGNED_TWICE, detail)
 
     def _report_collision(self, served: SignedRecord, loser: SignedRecord) -> None:
-        """Name the writer of the record that does not count. No honest node tries for such keys."""
+        """Report the writer of the record that lost; honest nodes do not make such keys."""
         names = [f"{signed.map} {signed.key} of {signed.writer}" for signed in (loser, served)]
         detail = f"its record {names[0]} has the Yjs client of {names[1]}, and does not count"
         self._core.abuse.report_abuse(loser.writer, AbuseKind.SLOT_COLLISION, detail)
@@ -54,7 +55,7 @@ class RoomAbuse:
     def _report_second_key(
         self, signed: SignedRecord, link: AdmissionLink, genesis: Genesis
     ) -> None:
-        """Name the node that admitted the second key: the first one is not to blame."""
+        """Report the node that admitted the second key."""
         at = signed.chain.index(link)
         issuer = signed.chain[at - 1].node if at else genesis.node
         detail = f"it admitted a second key, {fingerprint_key(link.key)}, as {link.node}"

@@ -1,11 +1,11 @@
-"""The room's coordinator: sweeps ended records, and rotates the room when that is worth it.
+"""The room's coordinator: sweeps ended records, and rotates the room if most of it is obsolete.
 
-Every gateway removes its own ended records, as often and as late as the coordinator's claim says.
-One gateway coordinates: the genesis of the room, or the publisher that the mesh elected, if the
-genesis permits elections. It publishes its settings if they differ from those in the room, and
-starts the next document when most of the present one is obsolete. Each claim of an elected
-coordinator carries its term, and the claim of the latest term counts. So a coordinator that was
-replaced while it slept can no longer change anything.
+Every gateway removes its own ended records, at the interval and age in the coordinator's claim. One
+gateway coordinates: the genesis of the room, or the publisher that the mesh elected, if the genesis
+permits elections. It publishes its settings if they differ from those in the room, and starts the
+next document when most of the present one is obsolete. Each claim of an elected coordinator carries
+its term, and the claim of the latest term counts. So a coordinator that was replaced while it slept
+can no longer change anything.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ OfficeTerm = Callable[[], Term | None]
 
 
 class RoomCoordinator:
-    """`office`: this gateway is in a mesh, which elects. None: the genesis coordinates."""
+    """`office` returns this node's term in a mesh; without it the genesis coordinates."""
 
     def __init__(self, announcer: RecordAnnouncer, office: OfficeTerm | None = None) -> None:
         self._office = office
@@ -47,7 +47,7 @@ class RoomCoordinator:
     async def sweep_when_due(self) -> None:
         """Sweep, if `sweepEverySeconds` have passed since the last time.
 
-        The coordinator goes by its own settings, which it publishes with its first sweep.
+        The coordinator uses its own settings, which it publishes with its first sweep.
         """
         if not self._announcer.is_ready:
             return
@@ -134,7 +134,7 @@ class RoomCoordinator:
             review_ms=int(settings.keep_reviews_secs * _SECOND_MS),
         )
         room = self._replica.current_room
-        # A rotation may be under way: a claim never goes back to the epoch before it.
+        # During a rotation, a claim must not return to the previous epoch.
         epoch = max(room.epoch, min(known.room_epoch, room.epoch + 1))
         claim = self._make_claim(wanted, settings.sweep_every_secs, epoch)
         published = replace(known, mandate=claim.mandate)

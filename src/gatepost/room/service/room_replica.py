@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 # Tombstones are kept for this long, unless the coordinator's settings say otherwise.
 _TOMBSTONE_MS = RecordRetention().tombstone_ms
-# Routing follows a change within this time, or cannot store it (a full disk).
+# Routing follows a change within this time unless the disk is full.
 _ROUTING_SECS = 1.0
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class RoomReplica:
             core.clock, core.node.id, dead_after_ms, self.connections.has_peer
         )
         self.changes = ChangeCounter()
-        # The changes that routing goes by: a moment behind the others.
+        # Counts the changes that routing has seen, slightly behind the others.
         self.routed_changes = ChangeCounter()
         self._watchers: list[ReplicaWatcher] = []
         # Held while the room is replaced by another one, or by its next document.
