@@ -26,9 +26,9 @@ from gatepost.core.gateway_core import Core
 from gatepost.delivery.abuse import AbuseKind
 from gatepost.errors import ConfigError
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.disk_space import wait_for_space
 from gatepost.gateway.gateway_services import GatewayServices
 from gatepost.gateway.peering import Peering
+from gatepost.gateway.wait_for_disk import wait_for_space
 from gatepost.listening.connection_pool import (
     ConnectionPool,
     ListenerPools,

@@ -23,8 +23,8 @@ from gatepost.tasks.service.held_tasks import HeldTasks
 from gatepost.tasks.service.hub_files import PolicyFile, RegistryFolder, follow_folder
 from gatepost.tasks.service.session_manager import SessionManager
 from gatepost.tasks.service.session_sockets import SessionSockets
-from gatepost.tasks.service.task_deadlines import TaskDeadlines
 from gatepost.tasks.service.task_operations import TaskOperations
+from gatepost.tasks.service.task_sweep_timer import TaskSweepTimer
 from gatepost.tasks.session_runtime import SessionRuntime
 from gatepost.wire.operations import AnyAnswer, Dequeue
 
@@ -77,7 +77,7 @@ class HubService:
             core, self._create_runtimes(users), operations.tasks.session_states, self.sockets
         )
         self.watchers.listeners.append(self.sessions.task_changed)
-        self._deadlines = TaskDeadlines(core)
+        self._deadlines = TaskSweepTimer(core)
         self.watchers.listeners.append(self._deadlines.task_changed)
         self._held = HeldTasks(core, operations.tasks.contents)
         core.health.add_check(self._find_problems)

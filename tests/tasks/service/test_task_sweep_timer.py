@@ -7,8 +7,8 @@ import pytest
 
 from gatepost.gateway.api.operations import Operations
 from gatepost.journal import Tx
-from gatepost.tasks.service import task_deadlines
-from gatepost.tasks.service.task_deadlines import TaskDeadlines
+from gatepost.tasks.service import task_sweep_timer
+from gatepost.tasks.service.task_sweep_timer import TaskSweepTimer
 from gatepost.tasks.task_table import Task, load_task
 from gatepost.wire.operations import Register
 from gatepost.wire.tasks import NewTask, TaskCreate
@@ -20,7 +20,7 @@ _FAR_MS = 1_000_000
 
 @pytest.fixture(autouse=True)
 def _no_usual_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_deadlines, "_SWEEP_SECS", 3600.0)
+    monkeypatch.setattr(task_sweep_timer, "_SWEEP_SECS", 3600.0)
 
 
 async def _create_task(operations: Operations) -> str:
@@ -40,14 +40,14 @@ async def _set_eta(operations: Operations, id: str, eta_at: int) -> Task:
 
 async def test_the_sweep_is_due_as_a_task_misses_its_eta(state: Path) -> None:
     async with opened(state) as operations:
-        id, deadlines = await _create_task(operations), TaskDeadlines(operations.core)
+        id, deadlines = await _create_task(operations), TaskSweepTimer(operations.core)
         await _set_eta(operations, id, operations.core.clock.now() + 10)
         await asyncio.wait_for(deadlines.wait_until_due(), 60)
 
 
 async def test_a_task_that_changes_can_bring_the_sweep_forward(state: Path) -> None:
     async with opened(state) as operations:
-        id, deadlines = await _create_task(operations), TaskDeadlines(operations.core)
+        id, deadlines = await _create_task(operations), TaskSweepTimer(operations.core)
         now = operations.core.clock.now()
         await _set_eta(operations, id, now + _FAR_MS)
         waiting = asyncio.create_task(deadlines.wait_until_due())
@@ -59,7 +59,7 @@ async def test_a_task_that_changes_can_bring_the_sweep_forward(state: Path) -> N
 
 async def test_a_task_that_a_sweep_left_does_not_make_the_next_one_due(state: Path) -> None:
     async with opened(state) as operations:
-        id, deadlines = await _create_task(operations), TaskDeadlines(operations.core)
+        id, deadlines = await _create_task(operations), TaskSweepTimer(operations.core)
         await _set_eta(operations, id, operations.core.clock.now() + 1)
         await asyncio.wait_for(deadlines.wait_until_due(), 60)
         again = asyncio.create_task(deadlines.wait_until_due())
@@ -70,7 +70,7 @@ async def test_a_task_that_a_sweep_left_does_not_make_the_next_one_due(state: Pa
 
 async def test_the_sweep_is_due_as_a_task_is_to_be_forgotten(state: Path) -> None:
     async with opened(state, hub__keep_tasks_secs=0.01) as operations:
-        id, deadlines = await _create_task(operations), TaskDeadlines(operations.core)
+        id, deadlines = await _create_task(operations), TaskSweepTimer(operations.core)
         waiting = asyncio.create_task(deadlines.wait_until_due())
         ended = await operations.core.commit(lambda tx: operations.core.tasks.cancel_task(tx, id))
         deadlines.task_changed(ended)

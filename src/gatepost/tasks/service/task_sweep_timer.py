@@ -20,7 +20,7 @@ WHERE ended_at IS NULL AND late_at IS NULL AND requester_node IS NULL AND eta_at
 _NEXT_END = "SELECT min(ended_at) FROM task WHERE ended_at IS NOT NULL AND ended_at >= ?"
 
 
-class TaskDeadlines:
+class TaskSweepTimer:
     """Used in the event loop. A deadline that a sweep could not handle waits for the next."""
 
     def __init__(self, core: Core) -> None:

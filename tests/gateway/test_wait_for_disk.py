@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gatepost.gateway import disk_space
+from gatepost.gateway import wait_for_disk
 from gatepost.testing import GatewayProcess
 from tests.waiting import wait_until
 
@@ -25,8 +25,8 @@ async def test_a_full_disk_is_said_once_and_waited_for(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    monkeypatch.setattr(disk_space, "_RETRY_SECS", 0.0)
-    await disk_space.wait_for_space(tmp_path / "state")
+    monkeypatch.setattr(wait_for_disk, "_RETRY_SECS", 0.0)
+    await wait_for_disk.wait_for_space(tmp_path / "state")
     assert len(tries) == 4
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert list((tmp_path / "state").iterdir()) == [], "the probe leaves nothing behind"
@@ -36,7 +36,7 @@ async def test_a_full_disk_is_said_once_and_waited_for(
 async def test_another_error_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"exists|Not a directory"):
-        await disk_space.wait_for_space(tmp_path / "file")
+        await wait_for_disk.wait_for_space(tmp_path / "file")
 
 
 @pytest.fixture
