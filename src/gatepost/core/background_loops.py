@@ -1,7 +1,7 @@
-"""Background work that is repeated until the gateway stops, whatever happens to one run.
+"""Background work that is repeated until the gateway stops, even if a run fails.
 
 A loop that fails the same way again and again says so once in the log, and raises one incident. It
-is heard of again when the failure changes or ends.
+is reported again when the failure changes or ends.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A count of changes that others wait for."""
+"""Counts changes, and lets callers wait for them."""
 
 import asyncio
 import contextlib

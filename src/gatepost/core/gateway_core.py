@@ -163,7 +163,7 @@ class Core:
         return await self.read(lambda tx: load_contract_body(tx, digest))
 
     def _report_slow_contract(self, source: tuple[str, str], why: str) -> None:
-        """Name the node that brought the contract, or whose content it is, if that was here."""
+        """Report a slow contract with the node that sent it or its content."""
         bringer, sender = source
         detail = f"contents of {sender} under a contract of {bringer or 'this gateway'}: {why}"
         self.abuse.report_abuse(bringer or sender, AbuseKind.SLOW_CONTRACT, detail)
@@ -188,7 +188,7 @@ class Core:
         return await self.begin_commit(operation)
 
     def begin_commit(self, operation: Callable[[Tx], T]) -> "asyncio.Future[T]":
-        """Run `operation` in the next commit group, behind all that began before it."""
+        """Run `operation` in the next commit group, after those that were begun earlier."""
         future: asyncio.Future[T] = self._loop.create_future()
         try:
             self.writer.submit(operation, partial(_resolve_future, future))
@@ -208,7 +208,7 @@ class Core:
             self._warnings.warn(f"an operation without a caller failed: {error.message}")
 
     async def save_activity(self) -> None:
-        """Write down which agents were active. An idle gateway leaves its disk alone."""
+        """Save which agents were active; an idle gateway writes nothing."""
         if not (self.agents.has_activity or self.dispatcher.consumed_mailboxes()):
             return
 
@@ -294,7 +294,7 @@ def retry_policy(settings: Settings) -> RetryPolicy:
 
 
 def _fetch_later(digest: str, source: str) -> None:
-    """Until the gateway has links, nothing can be fetched; events that need a blob are held."""
+    """Does nothing: before the gateway has links, events that need a blob stay held."""
 
 
 def _do_nothing(tx: Tx) -> None:

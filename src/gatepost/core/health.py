@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 HealthStatus = Literal["online", "degraded"]
 HealthCheck = Callable[[], Iterable[str]]
 
-# A problem that comes and goes must not change the record in the room every second.
+# Keep a problem this long, so that an intermittent one does not change the room every second.
 _RECOVERY_MS = 30_000
 _RECOVERS = "it recovers"
 # A writer stalled for this many times `journal.stall_secs` does not recover by itself.
@@ -31,7 +31,7 @@ class GatewayHealth:
         self._troubled_at: int | None = None
 
     def add_check(self, check: HealthCheck) -> None:
-        """`check` returns the present problems, a sentence each."""
+        """Add a check, which returns the current problems, a sentence each."""
         self._checks.append(check)
 
     def problems(self) -> list[str]:
@@ -66,7 +66,7 @@ class GatewayHealth:
 
 
 class JournalWatch:
-    """Looks at the writer from outside, so that it answers however long a commit takes."""
+    """Watches the writer from another thread, so that it answers during long commits."""
 
     def __init__(self, writer: Writer, stall_secs: float) -> None:
         self._writer = writer
@@ -78,12 +78,12 @@ class JournalWatch:
         return failed + self._describe_stall(self._stall_secs)
 
     def require_progress(self) -> None:
-        """Raise StorageFailed while the journal takes nothing, or has not for a while."""
+        """Raise StorageFailed while the journal refuses writes or makes no progress."""
         for problem in self.find_problems():
             raise StorageFailed(problem)
 
     def require_life(self) -> None:
-        """Raise StorageFailed once only a restart of the process can help."""
+        """Raise StorageFailed if only a restart of the process can help."""
         for problem in self._describe_stall(self._stall_secs * _RESTART_FACTOR):
             raise StorageFailed(problem)
 

@@ -1,4 +1,4 @@
-"""Callers that want to know of new mail without taking it.
+"""Notifies callers of new mail without leasing it.
 
 Dispatchers lease mail to the consumers that wait for it. A watcher leases nothing: it is woken
 after every commit group in which mail of its mailbox may have become ready, and looks for itself.
@@ -22,7 +22,7 @@ class MailWatch:
         self._woken: list[JobOutcome] = []
 
     def join(self, tx: Tx, mailbox: str, event: asyncio.Event) -> int:
-        """Set `event` whenever mail may have come, until it leaves; return the mailbox's number."""
+        """Set `event` whenever mail may have come, until `leave`; return the mailbox's number."""
         id = self._dispatcher.mailbox_ref(tx, mailbox).id
         self._watchers.setdefault(id, set()).add(event)
         return id

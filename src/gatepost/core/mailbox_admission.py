@@ -1,8 +1,8 @@
 """The rule for new mailboxes: each agent has one, and the operator may make a limited number more.
 
-The mailbox protocol knows no registration: its clients put mail into a mailbox, and take it out. So
-the operator's clients make a mailbox by naming it, as long as there are not too many. An external
-agent makes none but its own.
+The mailbox protocol has no registration: clients put mail into a mailbox and take it out. So the
+operator's clients create a mailbox by naming it, up to a limit. An external agent can create only
+its own.
 """
 
 from gatepost.delivery.agents import Agents
@@ -42,7 +42,7 @@ class MailboxAdmission:
         if name in self._known:
             return True
         if find_mailbox(tx, name):
-            # Not before it is found: the transaction that makes it may be undone.
+            # Only after it was found, because the transaction that creates it may be rolled back.
             tx.add_effect(lambda: self._known.add(name))
             return True
         return self._agents.is_registered(tx, name)

@@ -64,7 +64,7 @@ class MirrorQueue:
         tx.on_rollback(lambda: setattr(self, "is_on", before))
 
     def add_copies(self, tx: Tx, sends: Iterable[tuple[NewSend, Sent]]) -> None:
-        """Queue what was sent just now, unless it came from the legacy document."""
+        """Queue copies of new messages, except those that came from the legacy document."""
         if not self.is_on:
             return
         self._check_capacity(tx)
@@ -108,7 +108,7 @@ class MirrorQueue:
             )
 
     def count_waiting(self, tx: Tx) -> int:
-        """At most this many copies wait; numbers are given one after the other."""
+        """An upper bound of the waiting copies, whose numbers are consecutive."""
         ((first, last),) = tx.fetch_all(_SELECT_SPAN)
         return 0 if first is None else int(last) - int(first) + 1
 

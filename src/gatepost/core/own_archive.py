@@ -70,14 +70,14 @@ class OwnArchiveReader:
         )
 
     async def find_evidence(self, event_id: str, peer: str | None = None) -> list[ProvenGroup]:
-        """The archived groups of our outbox with events about a message, for a peer or for us."""
+        """The archived groups of our outbox about a message, for a peer or for this gateway."""
         if not self.is_configured:
             return []
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._search_evidence, event_id, peer)
 
     def read_evidence(self, event_id: str, peer: str | None, done: EvidenceRead) -> None:
-        """Call `done` on the event loop; an archive that cannot be read has nothing."""
+        """Search the archive, then call `done` on the event loop. An unreadable one counts as empty."""
         if not self.is_configured:
             done([])
             return

@@ -1,4 +1,4 @@
-"""Warnings that may repeat many times a second: each is logged once, then at most once a minute."""
+"""Logs frequent warnings at most once a minute each."""
 
 import logging
 
@@ -26,7 +26,7 @@ class RepeatedWarnings:
         """Log the warning, unless the same was logged within the last minute."""
         now = self._clock.now()
         before = self._logged.get(text)
-        # The clock may have gone back: such a warning is logged again.
+        # After the clock went back, log the warning again.
         if before is not None and 0 <= now - before.at < _QUIET_MS:
             before.repeated += 1
             return

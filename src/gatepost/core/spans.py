@@ -2,9 +2,9 @@
 
 `gatepost.send` is the call, until it is on disk; `gatepost.deliver` lasts from there until the
 owner accepted; `gatepost.turn` from lease to the end of the turn. All of them are children of the
-traceparent a message carries. The writer queues each committed group and goes on. One thread makes
-the spans, another exports them. Groups that exceed the queue are dropped and counted: telemetry
-never delays a message.
+traceparent a message carries. The writer only queues each committed group. One thread makes the
+spans, another exports them. Groups that exceed the queue are dropped and counted: telemetry never
+delays a message.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ class SpanRecorder:
         self._provider = _create_provider(exporter, node)
         self._tracer = self._provider.get_tracer("gatepost", __version__)
         self._propagator = TraceContextTextMapPropagator()
-        # Not the current context: other spans of this process are not parents of ours.
+        # An empty context, because other spans of this process are not parents of ours.
         self._empty_context = Context()
         self._node = node
         self._clock = clock

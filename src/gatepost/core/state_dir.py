@@ -41,7 +41,7 @@ class StateDir:
     def session_socket(self, name: str) -> Path:
         """The socket of a session, in a folder that only this session sees.
 
-        Its path is as short as can be: the system permits 107 bytes.
+        Its path is short, because the system permits only 107 bytes.
         """
         digest = hashlib.blake2b(name.encode(), digest_size=5).digest()
         return self.session_sockets / base64.b32encode(digest).decode().lower() / "s"

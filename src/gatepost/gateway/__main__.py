@@ -1,7 +1,7 @@
 """`python -m gatepost.gateway [STATE_DIR]`: run one gateway in the foreground.
 
 With `--until-stdin-closes` after the directory it also ends when its standard input does. A program
-that starts gateways keeps the other end open: however that program ends, no gateway is left behind.
+that starts gateways keeps the other end open, so that its gateways end with it.
 """
 
 import os

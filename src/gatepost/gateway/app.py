@@ -66,8 +66,8 @@ def create_app(
 ) -> Litestar:
     """Build the application. Routes in `more` with the option `open` need no local token.
 
-    Sessions of `external` agents may open the WebSocket too. Every valid token, also of a task,
-    may read the OpenAPI document.
+    Sessions of `external` agents may open the WebSocket too. Any valid token, including a task's,
+    can read the OpenAPI document.
     """
     settings = operations.core.settings
 
@@ -195,7 +195,7 @@ def _websocket_route(
 
 
 def _answer_error(request: AnyRequest, error: Exception) -> Response[Failure]:
-    """Answer with a code and a sentence. Unexpected errors are logged, and their text not shown."""
+    """Answer with a code and a sentence. Unexpected errors are logged, their text is not shown."""
     if isinstance(error, GatepostError):
         status_code, failure = error.status, Failure.from_error(error)
     elif isinstance(error, HTTPException | WebSocketException):

@@ -1,4 +1,4 @@
-"""Doors: protocols of others that lead to the operations of this gateway.
+"""Doors: foreign protocols that are translated to operations of this gateway.
 
 A door is a package above the gateway, with its own dependencies. The gateway knows it by name,
 hands it `DoorServices`, and works without it. A door never sees the journal: whatever it does is an
@@ -45,7 +45,7 @@ _DOORS: Mapping[str, str] = {"mcp": "gatepost.mcp.server.door"}
 
 
 class DoorCaller(Struct, frozen=True):
-    """Who calls: an agent with the authority of its session, the operator, or both in one.
+    """The caller: an agent with the authority of its session, the operator, or both in one.
 
     `is_local`: the operator's account speaks for the agent, which may see the room.
     """
@@ -68,9 +68,9 @@ class KnownAgent(Struct, frozen=True):
 
 
 class OperatorDoor:
-    """What a door needs that serves operators who do not have the local token themselves.
+    """Services for a door whose operators do not have the local token.
 
-    Such a door opens sessions of its own, and calls the operator's API within the process.
+    Such a door opens its own sessions, and calls the operator's API within the process.
     """
 
     def __init__(self, core: Core, access: OperatorAccess, changes: ChangeStream) -> None:
@@ -89,7 +89,7 @@ class OperatorDoor:
         self._access.guesses.note_wrong_token(connection)
 
     def identify(self, connection: AnyConnection) -> None:
-        """The connection is an operator's: it has the places that are kept for operators."""
+        """Mark a connection as an operator's, so that it uses the places reserved for operators."""
         identify_connection(connection, OPERATOR)
 
     @property
@@ -106,7 +106,7 @@ class OperatorDoor:
 
 
 class DoorServices:
-    """All that a door may ask of its gateway."""
+    """The interface of the gateway for doors."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class DoorServices:
     # -- who calls
 
     async def authenticate(self, connection: AnyConnection, agent: str | None) -> DoorCaller:
-        """The caller with this request's token. Only the operator chooses the `agent` it is."""
+        """The caller with this request's token. Only the operator may choose its `agent`."""
         if has_session_token(connection):
             self._external.guard.require_tls(connection)
             session = await self._external.authenticate_session(connection)
@@ -172,7 +172,7 @@ class DoorServices:
         return await self._external.perform_as(caller.session, op)
 
     async def register(self, caller: DoorCaller) -> str:
-        """Make the caller's agent known here; return why its mail goes elsewhere, if it does."""
+        """Register the caller's agent; return why its mail goes elsewhere, or an empty text."""
         reply: Registered = await self.perform(caller, Register(agent=caller.agent or ""))
         return reply.problem
 

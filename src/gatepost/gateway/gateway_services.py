@@ -1,4 +1,4 @@
-"""The services of one gateway: made in their order, reached by their routes, run side by side."""
+"""The services of one gateway: their construction, routes and start order."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -52,7 +52,7 @@ from gatepost.tasks.service.remote_logs import RemoteLogs
 _COMPACT_SECS = 60.0
 _SWEEP_DROP_SECS = 600.0
 _SHARE_SECS = 1.0
-# New agents that come together are asked together.
+# Collect new agents for this long, to ask them together.
 _DISTRIBUTE_SECS = 0.5
 _INDEX_SECS = 0.05
 _SAVE_ACTIVITY_SECS = 60.0
@@ -165,8 +165,9 @@ class GatewayServices:
     ) -> tuple["StartStep", ...]:
         """All that starts, in this order, and stops in the opposite one.
 
-        Sessions are recovered by the agents, policy, routes, capabilities and contracts that were
-        in effect, so these are loaded before. No caller, peer or new session is served earlier.
+        Sessions are recovered with the agents, policy, routes, capabilities and contracts that were
+        in effect, so these are loaded first. Callers, peers and new sessions are served only
+        afterwards.
         """
         core, alerts = self._core, self._alerts
         drop_contracts = self.capabilities.drop_unused_contracts

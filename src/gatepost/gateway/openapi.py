@@ -104,7 +104,7 @@ def _describe_invocation(operation: dict[str, Any], of_session: bool) -> None:
 
 
 def _extra_paths() -> dict[str, Any]:
-    """A stream of events, and an address with a secret in it: the framework describes neither."""
+    """Paths that the framework does not describe: a stream of events, and a secret address."""
     (asked, answered, task), _ = msgspec.json.schema_components(
         [BootstrapRequest, BootstrapAnswer, TaskView], ref_template=_REFERENCE
     )

@@ -1,4 +1,4 @@
-"""Everything about peers as one part of the process: replica, links, dialling and routes."""
+"""The peer side of the process: room replica, links, dialling and routes."""
 
 import asyncio
 import contextlib
@@ -113,7 +113,7 @@ class Peering:
     async def load_room(
         self, url: str | None, tls_pin: str | None = None, local_url: str | None = None
     ) -> None:
-        """Open the room of the journal; routing knows it then.
+        """Open the room in the journal and pass it to routing.
 
         Peers reach this gateway at `url` and know its TLS key by `tls_pin`. It listens at
         `local_url`, where an onion service finds it.

@@ -49,7 +49,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def run_gateway(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then stop in order."""
-    # Whatever this process writes, also by its libraries, is for its user alone.
+    # All files of this process, and of its libraries, are readable by its user alone.
     os.umask(0o077)
     # A short switch interval: the writer thread needs the interpreter soon after each fsync,
     # even while the event loop is busy.
@@ -162,7 +162,7 @@ async def _stop_on_signals(
 
 
 def end_process_after(secs: float) -> None:
-    """End this process after so long, whatever its threads and its event loop do then.
+    """End this process after a time limit, even if its threads or its event loop hang.
 
     An operation of the writer may hang, and with it everything that waits for the journal. A
     process that is killed loses nothing that was answered.
@@ -196,7 +196,7 @@ def _create_server(
 def _create_pools(core: Core) -> ListenerPools:
     limits, per_session = plan_open_files(core.settings)
     report = partial(_report_flood, core)
-    # Each session has a socket with a bound, so a place in this pool is always free.
+    # Each session's socket is bounded, so this pool always has a free place.
     places = 2 * per_session * (core.settings.hub.max_sessions + 1)
     of_sessions = msgspec.structs.replace(
         limits, max_connections=places + 16, max_unauthenticated=places + 16
@@ -228,7 +228,7 @@ def _bind_listener(settings: Settings) -> socket.socket:
 
 
 def _start_listening(listener: socket.socket) -> None:
-    """Let clients connect: they do so as soon as they have read the endpoint file."""
+    """Write the endpoint file, after which clients connect."""
     try:
         listener.listen(1024)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Blobs of external agents: each reads and names none but its own, and uploads within bounds."""
+"""Blobs of external agents: each agent uses only its own blobs, and uploads within limits."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -15,7 +15,8 @@ from gatepost.wire.gateway_views import StoredBlob
 
 _AT_ONCE = 4
 _AT_ONCE_PER_AGENT = 2
-# So many of the largest blobs may an agent have uploaded and not sent. They are deleted in an hour.
+# The most blobs of the largest size that an agent may upload without sending them. Unsent ones are
+# deleted after an hour.
 _UNSENT_BLOBS = 4
 
 
@@ -27,7 +28,7 @@ class AgentBlobs:
         self._max_unsent_bytes = _UNSENT_BLOBS * self._core.settings.limits.max_blob_bytes
 
     async def find_key(self, session: AgentSession, digest: str) -> bytes:
-        """Return the key of a blob of this agent. The blob of another does not exist for it."""
+        """Return the key of an agent's blob; any other blob is unknown to it."""
         check_digest(digest)
 
         def find(tx: Tx) -> bytes | bool:
@@ -59,7 +60,7 @@ class AgentBlobs:
                 del self._uploading[agent]
 
     async def require_quota(self, agent: str) -> None:
-        """RateLimited if an agent has as many bytes here that it has not sent as it may have."""
+        """RateLimited if an agent has reached its limit of uploaded, unsent bytes."""
         unsent = await self._core.read(lambda tx: unsent_upload_bytes(tx, agent))
         if unsent >= self._max_unsent_bytes:
             raise RateLimited(

@@ -52,7 +52,7 @@ class AgentClaims:
         return await self._ask_and_wait(owned)
 
     async def give_agent(self, agent: str, node: str) -> RoomAgentView:
-        """Give an agent of this gateway to another one, although it may be served here."""
+        """Give an agent of this gateway to another one, even if it is served here."""
         owned = self._find_agent(agent)
         if owned.gateway != self._node_id:
             raise Forbidden(f"agent {agent} lives behind {owned.gateway}; run this there")
@@ -102,12 +102,12 @@ class AgentClaims:
         was_hosted = self._core.agents.is_registered(tx, owned.id)
         self._core.agents.register(tx, owned.id, standby=False)
         record_audit_entry(tx, "operator", "agent.claim", owned.id, "asked its owner")
-        # Routing may not have heard of the agent yet.
+        # Routing may not know the agent yet.
         self._transfers.ask_owner(tx, owned.id, owner=owned.gateway)
         return was_hosted
 
     async def _override_owner(self, owned: OwnedAgent, node: str) -> RoomAgentView:
-        """Give an agent to `node` as a backbone node, when its owner cannot be asked."""
+        """As a backbone node, give an agent to `node` because its owner is gone."""
         own = self._room_view.nodes.get(self._node_id)
         if own is None or not own.may(Act.OVERRIDE_OWNER):
             raise Forbidden("only a backbone node can override an owner; run this on one")

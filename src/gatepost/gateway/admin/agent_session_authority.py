@@ -49,7 +49,7 @@ class AgentSessionRules:
         return enqueue_for_known
 
     async def check_subject(self, session: AgentSession, op: Op) -> None:
-        """Refuse an operation on what is not the agent's own, or that is beyond its quota."""
+        """Refuse operations on mail, tasks or blobs of others, and beyond the quota."""
         if isinstance(op, Await):
             await self._check_sender(session, op)
         if isinstance(op, TaskAwait | TaskCancel):
@@ -60,7 +60,7 @@ class AgentSessionRules:
             await self._blobs.require_quota(session.agent_id)
 
     def has_large_message(self, op: Op) -> bool:
-        """Whether a payload becomes a blob, which counts as one that the agent uploads."""
+        """Whether a payload becomes a blob, which counts as an upload of the agent."""
         most = self._core.settings.limits.max_payload_inline
         payloads = [new.payload for new in op.messages] if isinstance(op, Send) else []
         sizes = (0 if isinstance(each, UnsetType) else memoryview(each).nbytes for each in payloads)
@@ -73,7 +73,7 @@ class AgentSessionRules:
             raise Forbidden(f"this message was not sent by {session.agent_id}")
 
     async def _check_task(self, session: AgentSession, op: TaskAwait | TaskCancel) -> None:
-        """An agent sees the tasks it requested or executes, and cancels those it requested."""
+        """Allow an agent to see tasks that it requested or executes, and to cancel the former."""
         task = await self._core.read(lambda tx: load_task(tx, op.task_id))
         parties = (task.requester, task.agent) if isinstance(op, TaskAwait) else (task.requester,)
         if session.agent_id not in parties:
@@ -107,7 +107,7 @@ class AgentSessionAuthority:
 
 
 def _named_blobs(op: Op) -> list[str]:
-    """The blobs that an operation refers to: an agent passes on none but its own."""
+    """The blobs that an operation refers to, all of which must be the agent's own."""
     if isinstance(op, Ack):
         return list(op.reply_refs.values())
     if isinstance(op, TaskCreate):

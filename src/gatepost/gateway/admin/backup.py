@@ -1,10 +1,10 @@
 """Backup and restore of a state directory: journal, keys, settings and blobs in one file.
 
 A backup is a tar file. Its journal is a snapshot of one moment, even while the gateway runs; its
-blobs are those the snapshot names. Settings, the certificate, agents and policy are taken if they
-are in the state directory, and put back where nothing of the kind exists. A restored journal begins
-a new incarnation (see delivery/restore.py) before it replaces the present journal, which is moved
-aside, not removed.
+blobs are those the snapshot names. It includes settings, the certificate, agents and policy from
+the state directory; a restore does not overwrite existing ones. A restored journal begins a new
+incarnation (see delivery/restore.py) before it replaces the present journal, which is moved aside,
+not removed.
 """
 
 import os
@@ -49,7 +49,7 @@ _MANIFEST_NAME, _JOURNAL_NAME, _KEY_NAME, _BLOBS_PREFIX = (
 )
 _DIGEST_LENGTH = 64
 _SETTINGS_PREFIX = "settings/"
-# What an operator wrote or `init` made, below the state directory. A folder stands for its files.
+# Files of the operator or of `init` in the state directory. A folder stands for its files.
 _SETTINGS_FILES = (FILE_NAME, "tls.key", "tls.crt", "policy.cedar", "agents", "secrets")
 _MAX_SETTINGS_FILES = 1000
 _QUARANTINE_BATCH = 1000
@@ -121,7 +121,7 @@ def create_backup(state: StateDir, target: Path, clock: Clock) -> BackupManifest
 
 
 def _copy_journal(source: Path, target: Path) -> None:
-    """Copy in one step: that gives a snapshot of one moment, and does not block the writer."""
+    """Copy the journal in one step, which gives a snapshot and does not block the writer."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     reader = apsw.Connection(str(source), flags=apsw.SQLITE_OPEN_READONLY)
     copy = apsw.Connection(str(target))
@@ -275,7 +275,7 @@ class _RenewedJournal(Struct, frozen=True):
 
 
 def _unpack_archive(file: Path, manifest: BackupManifest, work: Path) -> None:
-    """Extract only the members a backup has, under names chosen here."""
+    """Extract known members only, under names chosen here."""
     for folder in ("blobs", "settings", "settings/agents", "settings/secrets"):
         (work / folder).mkdir(mode=0o700)
     try:
@@ -326,7 +326,7 @@ def _check_node_key(state: StateDir, work: Path) -> None:
 def _renew_journal(
     work: Path, manifest: BackupManifest, settings: Settings, clock: Clock
 ) -> _RenewedJournal:
-    """Begin a new incarnation. Quarantine mail that may have been processed since; end tasks."""
+    """Begin a new incarnation: quarantine mail that may have been processed, and end tasks."""
     database = Database.open(work / _JOURNAL_NAME)
     try:
         incarnation = clock.random(8).hex()
@@ -406,7 +406,7 @@ def _add_blobs(state: StateDir, work: Path) -> int:
 def _add_settings(
     state: StateDir, work: Path, manifest: BackupManifest
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Put the operator's files back; what is there already stays as it is."""
+    """Put the operator's files back, without overwriting existing ones."""
     installed, left = [], []
     for name in manifest.settings:
         source, target = work / _SETTINGS_PREFIX / name, state.path / name

@@ -70,7 +70,7 @@ _BASE_PATH = "/ansible/agent"
 _NO_LOCAL_TOKEN = {"open": True}
 _MAX_BODY_BYTES = 16 * 1024
 _TOUCH_EVERY_MS = 60_000
-# Application close codes: the HTTP status that would have been, plus 4000.
+# Application close codes: the equivalent HTTP status plus 4000.
 _CLOSE_CODE_BASE = 4000
 
 
@@ -158,7 +158,7 @@ class ExternalAgents:
         identify_connection(connection, f"session:{session.id}")
         self._rules.take_call(session)
         if not session.is_token_used:
-            # Before anything is done with it: its refresh token then cannot be asked for again.
+            # Before any use: from then on its refresh token cannot be requested again.
             await self._core.commit(lambda tx: self._sessions.mark_token_used(tx, session.token_id))
         if self._core.clock.now() >= session.seen_at + _TOUCH_EVERY_MS:
             self._core.submit(lambda tx: self._sessions.touch_session(tx, session.id))
@@ -193,7 +193,7 @@ class ExternalAgents:
         return await self._calls.run_call(session.id, self._perform(session, op))
 
     def local_session(self, agent: str) -> AgentSession:
-        """The authority of an agent of this machine, for which the operator's account speaks."""
+        """The authority of an agent on this machine, which runs under the operator's account."""
         name, now = require_agent_name(check_agent_id(agent)), self._core.clock.now()
         id = f"local:{name}"
         return AgentSession(id, name, AGENT_SCOPES, "access", "", 2**53, now, "", True)

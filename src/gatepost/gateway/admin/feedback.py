@@ -1,4 +1,4 @@
-"""Incidents, reviews and ETA advice: kept here, raised here or posted by the pipeline.
+"""Incidents, reviews and ETA advice, raised here or posted by the pipeline.
 
 The pipeline sees the events of all gateways. It posts its findings to one gateway, with a token
 that allows nothing else. A finding posted twice is stored once. Findings concern every gateway, so
@@ -97,7 +97,7 @@ PostedReport = TypeVar("PostedReport", IncidentView, ReviewView)
 class NewIncident(Struct, frozen=True, rename=_INCIDENT_JSON_NAMES, forbid_unknown_fields=True):
     """An incident posted by the pipeline. Posted again, all but its class and status may change.
 
-    `ended_at` is until when it lasted; None while it lasts. `count` deliveries are concerned.
+    `ended_at` is its end; None while it lasts. `count` is the number of affected deliveries.
     """
 
     id: IncidentId
@@ -143,7 +143,7 @@ class Feedback:
         announcer.replica.watch_changes(self._note_change)
 
     def _note_change(self, change: RoomChange | None) -> None:
-        """Another gateway may have settled a finding, or the room is another document now."""
+        """Note that another gateway may have settled a finding, or that the document changed."""
         self._is_share_due |= change is None or (
             change.origin is not None
             and any(signed.map in ("reviews", "incidents") for signed in change.changed)
@@ -298,7 +298,7 @@ class Feedback:
     # -- findings shared with other gateways
 
     async def share_when_due(self) -> None:
-        """Share after a change in the room, and now and then."""
+        """Share after a change in the room, and periodically."""
         now = self._core.clock.now()
         if self._is_share_due or not self._shared_at <= now < self._shared_at + _SHARE_MS:
             self._is_share_due, self._shared_at = False, now
@@ -314,8 +314,7 @@ class Feedback:
     async def _follow_decisions(self) -> None:
         """Settle reviews and incidents in the journal that backbone gateways have settled.
 
-        The room may not have our claim yet, so that an edge node looks like the only one that
-        raised the report.
+        The room may lack our claim, so that an edge node seems to have raised the report alone.
         """
         own = self._core.node.id
         decided_reviews = [
@@ -348,7 +347,7 @@ class Feedback:
         open_reviews, open_incidents = await self._core.read(find_open)
         if open_reviews or open_incidents:
             await self._core.commit(settle)
-        # Our own claims say so too: they may outlive the claim of the gateway that decided.
+        # Publish the decision in our claims too, which may outlive those of the deciding gateway.
         await self._room.publish_reviews(open_reviews)
         await self._room.publish_incidents(open_incidents)
 
@@ -382,7 +381,7 @@ def _newest_first(each: IncidentView | ReviewView) -> tuple[int, str]:
 
 
 def _bound_time(tx: Tx, at: int) -> int:
-    """The time of a finding; one that lies ahead of our clock is taken as now."""
+    """The time of a finding; a time too far ahead of our clock counts as now."""
     return at if at <= tx.now + MAX_AHEAD_MS else tx.now
 
 

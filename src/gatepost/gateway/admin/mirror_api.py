@@ -24,7 +24,7 @@ def create_router(operations: Operations) -> Router:
         added = mirror.next_copy()
         try:
             if await operations.waits.wait_for(added, wait_secs):
-                # The copy is in the commit group that is being written: wait for the next one.
+                # The copy is in the commit group being written: wait until it is on disk.
                 await core.commit(lambda tx: None)
         finally:
             added.cancel()

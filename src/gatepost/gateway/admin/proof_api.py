@@ -1,4 +1,4 @@
-"""Operator API for proofs of messages: gathers what gateways signed about one, as one file.
+"""Operator API for proofs of messages: gathers the signed evidence of all gateways into a file.
 
 The journal and the archive of this gateway come first. The gateways that the message was sent to,
 or came from, add what they signed. All linked gateways are asked how far they saw the outboxes in
@@ -66,13 +66,13 @@ from gatepost.room import (
 from gatepost.room.records import key_subject
 from gatepost.room.service.room_replica import RoomReplica
 
-# An archive of another gateway may have to be searched.
+# Long enough for another gateway to search its archive.
 _DEADLINE_SECS = 6.0
 _MAX_WITNESSES = 16
 
 
 class ProofOrder(Struct, kw_only=True):
-    """What a proof should have. `earlier` is a file with evidence that may be gone elsewhere."""
+    """The wanted content of a proof. `earlier` is a proof whose evidence may be gone elsewhere."""
 
     with_payload: bool = False
     earlier: bytes | None = None
@@ -94,7 +94,7 @@ class ProofMaker:
         self._replica = replica
 
     async def make_proof(self, event_id: str, order: ProofOrder) -> bytes:
-        """Gather the file of a proof; raise UnknownMessage if nothing of the message is here."""
+        """Gather the file of a proof; UnknownMessage if the message is not known here."""
         room = self._replica.current_room
         event_id = _spell_id(event_id)
         gathered = self._open_earlier(room, event_id, order.earlier)
@@ -177,12 +177,12 @@ class ProofMaker:
         for seen in (*own, *told):
             key = _find_key(room, seen.witness)
             if key is not None and is_seen_head_signed(seen, key):
-                # The first statement is the stronger one: it is older.
+                # Keep the first statement, which is older and therefore stronger.
                 known.setdefault(_position_of(seen), seen)
         gathered.seen = list(known.values())[:MAX_SEEN]
 
     async def _ask_node(self, room: SharedRoom, node: str, event_id: str) -> TraceAnswer | str:
-        """Ask over the link to a node; without one, through a relay."""
+        """Ask a node over its link, or through a relay if there is no link."""
         if node not in room.effective.nodes:
             return "it is not a member of the room any more"
         problem = NO_WAY
@@ -213,7 +213,7 @@ class ProofMaker:
             return False
 
     def _find_stretches(self, tx: Tx, gathered: GatheredEvidence) -> list[DigestStretch]:
-        """The digests from groups of ours to the nearest heads that others checked behind them."""
+        """The digests from our groups to the next heads that others checked."""
         found = []
         for group in gathered.groups:
             nearest = _nearest_head(group, gathered.seen)
@@ -326,7 +326,7 @@ def _find_key(room: SharedRoom, node: str) -> bytes | None:
 def _find_revocations(
     room: SharedRoom, chains: Iterable[tuple[AdmissionLink, ...]]
 ) -> Iterator[SignedText]:
-    """The revocations of the nodes in these chains, of those who revoked them, and so on."""
+    """The revocations of the nodes in these chains, and of their revokers, recursively."""
     records = [s for s in room.document if isinstance(s.data, RevocationRecord | StandingRecord)]
     nodes = {link.node for chain in chains for link in chain}
     found: dict[tuple[str, str], SignedRecord] = {}
@@ -346,7 +346,7 @@ def _find_revocations(
 
 
 def _is_about_node(signed: SignedRecord, nodes: set[str], room: SharedRoom) -> bool:
-    """Whether a record revokes one of these nodes, or says which admissions of it stand."""
+    """Whether a record revokes one of these nodes or lists its standing admissions."""
     if isinstance(signed.data, RevocationRecord):
         return key_subject(signed.key) in nodes
     revoked = {node for node, _ in room.effective.membership.revoked}

@@ -176,7 +176,7 @@ class RoomApi:
         return RevocationView(node, record.revoked_at, ended, last_seq)
 
     def _stop_honouring(self, tx: Tx, node: str, wanted: RevokeRequest) -> int:
-        """Honour no further event of a node from now on; return the last one that counts."""
+        """Ignore further events of a node; return the last seq that counts."""
         known = max(last_read_seq(tx, node), last_replicated_seq(tx, node))
         last_seq = known if wanted.last_seq is None else wanted.last_seq
         routes = self._core.delivery.routes

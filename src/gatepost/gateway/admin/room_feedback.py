@@ -1,8 +1,8 @@
-"""Incidents, reviews and ETA advice in the room: ours are published, and all are shown.
+"""Incidents, reviews and ETA advice in the room: publishes ours and shows all.
 
 The room holds them without their details. A backbone gateway may settle a review or an incident
 that was posted to another one: it writes its own settled claim, and the gateway that holds the
-details follows. An edge gateway settles those that were posted to it alone.
+details follows. An edge gateway may settle only those that were posted to itself.
 """
 
 import re
@@ -41,9 +41,9 @@ V = TypeVar("V", ReviewView, IncidentView)
 
 
 class SharedFinding(NamedTuple, Generic[V]):
-    """A report as the room shows it, and whose claim that is.
+    """A report in the room, and the node that claims it.
 
-    `is_trusted`: its writer may settle what others raised.
+    `is_trusted`: its writer may settle reports of others.
     """
 
     writer: str
@@ -86,7 +86,7 @@ class RoomFeedback:
         return {id: _advice_view(id, record) for id, record in chosen.items() if record}
 
     def incident_counts(self) -> dict[str, dict[str, int]]:
-        """Node → class → unresolved incidents, as each gateway counts them."""
+        """Node → class → its own count of unresolved incidents."""
         room = self._room
         found = {} if room is None else room.effective.delivery
         return {node: dict(d.incident_counts) for node, d in found.items() if d.incident_counts}
@@ -124,7 +124,7 @@ class RoomFeedback:
         await self._publish("reviews", {each.id: _review_record(each) for each in reviews})
 
     async def publish_incidents(self, incidents: Iterable[IncidentView]) -> None:
-        """Publish incidents, except those that are so old that the next sweep removes them."""
+        """Publish incidents, except old ones that the next sweep would remove."""
         since = self._announcer.replica.core.clock.now() - self._kept_ms()
         recent = [each for each in incidents if each.raised_at > since]
         records = {incident_key(each.id): _incident_record(each) for each in recent}
@@ -152,7 +152,7 @@ class RoomFeedback:
 
 
 def incident_key(id: str) -> str:
-    """The key of an incident in the room; its id may have characters that no key has."""
+    """The key of an incident in the room, a digest because ids can contain other characters."""
     return sha256(id.encode()).hexdigest()[:32]
 
 

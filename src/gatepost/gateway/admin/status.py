@@ -18,7 +18,7 @@ from gatepost.wire.gateway_views import Status
 
 
 async def gateway_status(operations: Operations, peers: PeerStatuses | None = None) -> Status:
-    """`report` is that of a gateway with a network."""
+    """`peers` is missing in a gateway without a network."""
     core = operations.core
     counts = await core.read(_read_counts)
     return Status(

@@ -58,7 +58,7 @@ _STAGE_ORDER = {what: index for index, what in enumerate(_STAGES)}
 class LocalJourney(Struct, frozen=True):
     """The steps found in our own journal.
 
-    `ended`: the sends that the journal forgot, since their deliveries have ended.
+    `ended`: the sends that the journal has forgotten because their deliveries ended.
     """
 
     event_ids: list[str]
@@ -195,7 +195,7 @@ class JourneyTracer:
     async def _ask_over_link(
         self, end: PeerLink, node: str, event_ids: list[str]
     ) -> PeerJourney | str:
-        """The steps that a node reports, or the problem of the relay that was asked."""
+        """The steps from a node, or the problem reported by the relay."""
         asked_at = self._core.clock.now()
         answer = await ask_over_link(end, node, event_ids)
         if isinstance(answer, str):
@@ -213,7 +213,7 @@ def find_ways(links: ConnectionLinks, node: str) -> list[PeerLink]:
 async def ask_through(
     links: ConnectionLinks, node: str, event_ids: list[str], *, deadline_secs: float, ledger: bool
 ) -> TraceAnswer | str:
-    """The answer of a node over its link or a relay, or why there is none within the deadline."""
+    """A node's answer over its link or a relay, or the reason for a missing answer."""
     problem = NO_WAY
     try:
         async with asyncio.timeout(deadline_secs):
@@ -235,7 +235,7 @@ async def ask_over_link(
     *,
     ledger: bool = False,
 ) -> TraceAnswer | str:
-    """The answer of a node, or the problem of the relay that was asked. Wait with a deadline."""
+    """A node's answer, or the problem reported by the relay. The caller sets a deadline."""
     answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
 
     def resolve(answer: TraceAnswer) -> None:
@@ -254,8 +254,8 @@ async def ask_over_link(
 def merge_steps(archived: list[TraceStep], local: list[TraceStep]) -> list[TraceStep]:
     """The steps of an event that is archived, and perhaps still in the journal in part.
 
-    A step in both has the same time, and the journal has more details. Of a send that has left the
-    outbox, the journal knows no more than the time of the last attempt.
+    A step in both has the same time, and the journal has more details. For a send that has left the
+    outbox, the journal only has the time of the last attempt.
     """
     sent = {step.event_id for step in archived if step.what == "sent"}
     kept = [step for step in local if step.what != "sent" or step.event_id not in sent]

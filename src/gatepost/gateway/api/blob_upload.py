@@ -9,7 +9,7 @@ from gatepost.events import Blob
 from gatepost.gateway.api.operations import Operations
 
 _MAX_QUEUED_PIECES = 8
-# Fewer than the blob-writing threads, so that a large message finds one free.
+# Fewer than the blob-writing threads, so that large messages always find a free one.
 _AT_ONCE = 10
 
 UploadPiece = bytes | None | Exception
@@ -17,7 +17,7 @@ PieceQueue = queue.Queue[UploadPiece]
 
 
 class BlobUploads:
-    """Stores uploads. Each keeps a thread busy, so their number and their stalls are limited."""
+    """Stores uploads. Each occupies a thread, so their number and idle time are limited."""
 
     def __init__(self, operations: Operations, at_once: int | None = None) -> None:
         self._core = operations.core
@@ -50,7 +50,7 @@ class BlobUploads:
                 if not await _queue_piece(pieces, piece, storing):
                     break
         except BaseException:
-            # Half a payload must not become a blob.
+            # A partial payload must not become a blob.
             await _queue_piece(pieces, InvalidRequest("the upload was cut off"), storing)
             await asyncio.gather(storing, return_exceptions=True)
             raise

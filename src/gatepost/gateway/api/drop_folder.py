@@ -1,4 +1,4 @@
-r"""The drop folder: frames in files, for programs that can write files and nothing else.
+r"""The drop folder: frames in files, for programs that can only write files.
 
     cd "$GATEPOST_HOME/drop"
     printf '%s' '{"op":"enqueue","messages":[
@@ -201,7 +201,7 @@ class DropFolder:
         return reply
 
     async def _wait_for_admission(self, op: Op) -> None:
-        """Wait while the rate limit is exceeded: a client that writes files cannot be refused."""
+        """Wait while the rate limit is exceeded, because a client of files cannot be refused."""
         while True:
             try:
                 return self._operations.admit(op)
@@ -227,7 +227,7 @@ def _raise_if_temporary(failure: Failure) -> None:
 
 
 class DropFiles:
-    """The folders, reached only through their descriptors: no file name leads out of them."""
+    """The folders, accessed only through their descriptors, so that no file name leads outside."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)

@@ -44,7 +44,7 @@ _MAX_UNSENT = 256
 _MAX_WAITS = 4096
 _MAX_FRAME_BYTES = 512 * 1024
 _LARGE_READS = (Peek, PeekDeadLetter)
-# Operations that take effect in the order they came, though some store a payload first.
+# Operations that take effect in order of arrival, although some store a payload first.
 _KEPT_IN_ORDER: dict[type[Op], tuple[type[Op], ...]] = {
     Send: (Send,),
     Ack: (Ack, Nack),
@@ -60,7 +60,7 @@ _reply_encoder = msgspec.json.Encoder()
 
 
 class _OperationId(msgspec.Struct):
-    """The id of an operation whose other fields may be wrong."""
+    """Only the id of an operation, whose other fields may be invalid."""
 
     id: int = 0
 
@@ -85,7 +85,7 @@ def _read_ids(frame: bytes | str) -> list[int]:
 
 
 class OperationAuthority(Protocol):
-    """Limits the operations of a client that is not the operator. Refusals are raised."""
+    """Limits the operations of a client other than the operator; raises an error for refusals."""
 
     def authorize(self, op: Op) -> None:
         """Refuse an operation that the client may never do."""
@@ -94,7 +94,7 @@ class OperationAuthority(Protocol):
         """Whether `check_subject` must be asked before the operation."""
 
     async def check_subject(self, op: Op) -> None:
-        """Refuse an operation by the journal's facts about its messages and blobs."""
+        """Refuse an operation after looking up its messages and blobs in the journal."""
 
     def restrict_plan(self, op: Op, plan: TransactionPlan) -> TransactionPlan:
         """Return the transaction of an operation, with the checks that belong into it."""
@@ -129,7 +129,7 @@ class FrameChannel:
         self._last_tasks: dict[type[Op], asyncio.Task[None]] = {}
 
     async def wait_for_capacity(self) -> None:
-        """Wait until the client may send more: few operations are open, and it reads replies."""
+        """Wait until few operations are open and the client has read its replies."""
         await self._has_capacity.wait()
 
     @property
@@ -291,7 +291,7 @@ async def run_channel(
         for task in tasks:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
-            # A lost connection is the usual end, and not an error.
+            # A lost connection is the normal end.
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 log.error("a channel failed unexpectedly", exc_info=result)
 

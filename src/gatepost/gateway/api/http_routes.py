@@ -396,7 +396,7 @@ def _operation_route(operations: Operations) -> Any:
 
 
 def decode_operation(body: bytes) -> Op:
-    """The operation in the body of a request; nothing can be pushed to its caller."""
+    """The operation in the body of a request; operations that push are refused."""
     op = decode_json(_operation_decoder, body)
     if isinstance(op, Subscribe | Unsubscribe):
         raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")

@@ -72,7 +72,7 @@ class MailboxOperations:
         return Enqueued(re=re, results=[answers[index] for index in sorted(answers)])
 
     def _replace_aliases(self, tx: Tx, runs: PairRuns) -> PairRuns:
-        """The runs by agents; messages for an agent and its aliases keep their order."""
+        """Resolve aliases; messages for an agent and for its aliases keep their order."""
         aliases = self._core.aliases
         if not aliases.has_any(tx):
             return runs
@@ -197,7 +197,7 @@ async def query_mailbox(core: Core, mailbox: str, query: Callable[[Tx, int], lis
 
 
 def _check_replies(op: Ack) -> None:
-    """Check what a decoder cannot. InvalidRequest: a turn has one reply, which is valid."""
+    """Checks beyond decoding; InvalidRequest unless each turn has at most one valid reply."""
     for reply in op.replies.values():
         check_json_text(bytes(reply))
     for handle, digest in op.reply_refs.items():
@@ -238,7 +238,7 @@ class DequeuePoll:
         return self._pushed.result() if is_resolved(self._pushed) else []
 
     def give_back(self) -> None:
-        """Give back mail that was or still will be leased.
+        """Release mail that was leased, or that is about to be leased.
 
         A named consumer that does not wait keeps its lease: it can come back for it.
         """
@@ -261,7 +261,7 @@ class DequeuePoll:
         return again
 
     def _rejoin_as_holder(self, tx: Tx) -> None:
-        """Become the holder of the leased mail: only a holder can give it back."""
+        """Become the holder of the leased mail again, because only a holder can release it."""
         if find_mailbox(tx, self._op.mailbox):
             self._join_waiters(tx)
 

@@ -115,7 +115,7 @@ class Operations:
 
     def _plan_register(self, op: Register) -> TransactionPlan:
         def register_agent(tx: Tx) -> AnyAnswer:
-            # Registering again without `standby` keeps the present standby state.
+            # Registering again without `standby` keeps the current state.
             self.core.agents.register(
                 tx,
                 op.agent,

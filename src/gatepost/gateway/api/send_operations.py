@@ -50,7 +50,7 @@ class SendOperations:
         for new in op.messages:
             if self._is_large(new):
                 payload, new.payload = bytes(new.payload), UNSET  # type: ignore[arg-type]
-                # As an upload, which it stays if the message is refused.
+                # Counts as an upload, and remains one if the message is refused.
                 blob = await self._core.keep_payload([payload], new.from_agent)
                 new.payload_ref = blob.digest
         return await self._core.commit(self._build_send_plan(op, contents))
@@ -67,7 +67,7 @@ class SendOperations:
         return lambda tx: SendResults(re=op.id, results=self._send_together(tx, sends))
 
     def _send_together(self, tx: Tx, sends: list[tuple[NewSend, bytes | None]]) -> list[Sent]:
-        """Send all in one savepoint; if one fails, undo them and send each on its own."""
+        """Send all in one savepoint; if one fails, roll back and send them one by one."""
         mark = tx.begin_operation()
         try:
             sent = [self._send(tx, *each) for each in sends]
@@ -103,7 +103,7 @@ class SendOperations:
         return sent
 
     async def check_sends(self, check: SendCheck) -> list[Sent]:
-        """Answer as if the messages were sent, each on its own, and send none of them."""
+        """Answer as if each message was sent, without sending any."""
         return await self._core.commit(
             lambda tx: [
                 self._check_send(tx, new, check.left_out.get(str(index), 0))
@@ -171,5 +171,5 @@ class SendOperations:
         finally:
             if not reached.done():
                 self._core.submit(lambda tx: sent_messages.stop_waiting(id, resolve_wait))
-        # The message may have come further meanwhile, though not as far as that.
+        # The state may have changed meanwhile, although it is not the awaited one.
         return await self._core.read(lambda tx: sent_messages.status(tx, id))

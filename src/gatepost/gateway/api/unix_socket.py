@@ -1,8 +1,8 @@
 """Frames over a Unix socket, one per line. Only the gateway's user can open it.
 
-A client that speaks the protocol of a door says so in its first line, and is handed to that door.
-Its connections are admitted to the listener's pool: each process is a source, and a connection that
-has sent a line is held by its process.
+A client of a door names its protocol in the first line, and is handed to that door. Its connections
+are admitted to the listener's pool: each process is a source, and a connection that has sent a line
+is held by its process.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from gatepost.wire.frame_types import DOOR_GREETING
 
 log = logging.getLogger(__name__)
 
-# How long replies are still sent after the client has closed its sending side.
+# How long replies are sent after the client has closed its sending side.
 _DRAIN_SECS = 1.0
-# From the first byte of a line to its end. Lines have at most limits.max_body_bytes.
+# The time limit from the first byte of a line to its end. Lines have at most limits.max_body_bytes.
 _LINE_SECS = 30.0
-# Replies of which nothing is read for this long are given up.
+# The connection ends if the client reads nothing for this long.
 _UNREAD_SECS = 30.0
 _ROOT = 0
 
@@ -131,7 +131,7 @@ class UnixSocketServer:
 
 
 class _LineReader:
-    """Reads lines, and the first one ahead: it tells what the client speaks."""
+    """Reads lines; peeks at the first one, which shows the client's protocol."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader

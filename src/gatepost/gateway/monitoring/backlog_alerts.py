@@ -92,7 +92,7 @@ class GrowthDetector:
         if level and level > peak - self._min_growth:
             return None
         del self._peaks[backlog]
-        # The episode is over: only levels from here on count for the next one.
+        # The episode is over: the next one counts levels from now on.
         self._series[backlog] = deque([(now, level)])
         return BacklogChange(backlog, "cleared", (peak, level))
 

@@ -20,7 +20,7 @@ _SECRET_PATTERN = re.compile(
 )
 
 
-# A line of the log is cut here: some of it may come from others.
+# Longer lines are cut, because parts of them may come from others.
 _MAX_CHARS = 4000
 _REPEAT_SECS = 60.0
 _MAX_TEXTS = 256
@@ -50,7 +50,7 @@ def _escape_char(char: str) -> str:
 
 
 class RepeatFilter(logging.Filter):
-    """Passes a message without a traceback at most once a minute: strangers may cause many."""
+    """Passes each message without a traceback once a minute; strangers may cause many."""
 
     def __init__(self) -> None:
         super().__init__()

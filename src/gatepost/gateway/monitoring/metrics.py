@@ -16,7 +16,7 @@ from gatepost.mailbox import browse
 
 
 class Metrics:
-    """Counts stored in the journal are read on each scrape; the others are kept here."""
+    """Reads counts from the journal on each scrape, and keeps the others itself."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -1,4 +1,4 @@
-"""How this gateway stands with each other one: the way to it, its last sign of life, its backlog.
+"""The status of every other gateway: its route, last sign of life and backlog.
 
 Everything is read from the room, the links and the journal; peers are not asked.
 """
@@ -55,7 +55,7 @@ class PeerStatuses:
         self._dialer = dialer
 
     def mesh_problems(self) -> list[str]:
-        """What an operator has to do about the mesh, a sentence each."""
+        """The actions that the mesh needs from an operator, a sentence each."""
         return [] if self._mesh is None else self._mesh.find_problems()
 
     def publisher(self) -> str | None:
@@ -79,7 +79,7 @@ class PeerStatuses:
         ]
 
     def describe_node(self, node: str) -> str:
-        """How another member of the room stands, in words; empty for other nodes."""
+        """The status of another member in words; empty for other nodes."""
         room = self._replica.room
         member = None if room is None else room.effective.nodes.get(node)
         return "" if member is None else self._describe_member(member, None).state
@@ -142,7 +142,7 @@ def _describe_stranger(node: str, backlog: PeerBacklog) -> PeerStatus:
 
 
 def _explain_backlog(backlog: PeerBacklog, status: str, *, reached: bool) -> str:
-    """Why messages wait for a gateway; empty if none do."""
+    """Why messages wait for a gateway; empty if none wait."""
     if not backlog.waiting:
         return ""
     if backlog.reasons:

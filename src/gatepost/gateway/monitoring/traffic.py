@@ -189,7 +189,7 @@ def _fill_family(
     family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]
 ) -> Metric:
     shown = dict(nlargest(MAX_LABELS, values.items(), key=itemgetter(1)))
-    # The sum of all silences, or of all lags, would mean nothing.
+    # A sum of silences or lags is meaningless.
     if len(shown) < len(values) and family._labelnames != ("node",):
         shown[OTHERS] = sum(values.values()) - sum(shown.values())
     for value, count in sorted(shown.items()):
