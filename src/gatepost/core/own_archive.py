@@ -77,7 +77,7 @@ class OwnArchiveReader:
         return await loop.run_in_executor(self._thread, self._search_evidence, event_id, peer)
 
     def read_evidence(self, event_id: str, peer: str | None, done: EvidenceRead) -> None:
-        """Search the archive, then call `done` on the event loop. An unreadable one counts as empty."""
+        """Search the archive, then call `done` on the event loop; it is empty if unreadable."""
         if not self.is_configured:
             done([])
             return
