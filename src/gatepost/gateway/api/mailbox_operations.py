@@ -151,9 +151,9 @@ class MailboxOperations:
         return extend_leases
 
     async def perform_dequeue(self, op: Dequeue, confirm: Confirm | None = None) -> AnyAnswer:
-        """Lease mail. If the client hangs up before the reply, the leases are given back.
+        """Lease mail; release it if the client hangs up before the reply.
 
-        So they are if `confirm` raises an error: the caller may have lost its right meanwhile.
+        It is also released if `confirm` raises an error, because the caller lost its right meanwhile.
         """
         consumer = op.consumer or f"poll:{self._core.clock.random(8).hex()}"
         poll = DequeuePoll(self._core, op, consumer)

@@ -112,7 +112,7 @@ class SessionSockets:
         self._state.session_socket(name).unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
-        """The same for a session that has ended and needs its folder and its user no more."""
+        """Close the socket of an ended session, and free its folder and its user."""
         self.close(name)
         self._users.release(name)
         with contextlib.suppress(OSError):
