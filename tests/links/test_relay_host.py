@@ -675,7 +675,7 @@ def test_what_does_not_verify_is_not_kept(mesh: Mesh, change: Tamper, error: str
 def test_an_answer_nobody_asked_for_ends_the_link(mesh: Mesh, a: Gate, s: Gate) -> None:
     wire = wire_of(mesh, "a", "s")
     wire.end_of(s).hear(IncarnationsFrame("a", [("a-1", 1)], b"x" * 64))
-    assert "nobody asked" in wire.errors[0]
+    assert "was not asked" in wire.errors[0]
 
 
 # -- incarnations

@@ -153,7 +153,7 @@ class MailboxOperations:
     async def perform_dequeue(self, op: Dequeue, confirm: Confirm | None = None) -> AnyAnswer:
         """Lease mail; release it if the client hangs up before the reply.
 
-        It is also released if `confirm` raises an error, because the caller lost its right meanwhile.
+        It is also released if `confirm` raises an error: the caller lost its right meanwhile.
         """
         consumer = op.consumer or f"poll:{self._core.clock.random(8).hex()}"
         poll = DequeuePoll(self._core, op, consumer)
