@@ -13,6 +13,8 @@ from websockets.sync.client import connect
 
 from gatepost.access import Scope
 from gatepost.access.scopes import OPERATION_SCOPES
+from gatepost.errors import Revoked
+from gatepost.gateway.admin.agent_session_calls import AgentSessionCalls
 from gatepost.testing import GatewayProcess
 from tests.gateway.slow_request import SlowRequest
 from tests.gateway.tools import client
@@ -261,6 +263,22 @@ def test_an_operation_whose_body_comes_after_its_session_ended_is_not_done(
         assert slow.finish() == (403, "revoked")
         mail = http.get("/v1/mailboxes/desk").json()["messages"]
     assert "slow" not in [each["from"] for each in mail]
+
+
+@pytest.mark.anyio
+async def test_no_call_begins_for_a_session_that_has_ended() -> None:
+    """Whichever door it came in by, and however long before it was authenticated."""
+    calls, begun = AgentSessionCalls(), []
+
+    async def work() -> None:
+        begun.append(1)
+
+    await calls.run_call("s2", work())
+    calls.end_calls(["s1"])
+    with pytest.raises(Revoked):
+        await calls.run_call("s1", work())
+    await calls.run_call("s2", work())
+    assert begun == [1, 1]
 
 
 def test_tokens_are_neither_listed_nor_logged_nor_stored(host: GatewayProcess) -> None:
