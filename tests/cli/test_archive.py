@@ -8,6 +8,7 @@ import pytest
 from gatepost.cli.runner import run_command
 from gatepost.pipeline.synth import SynthOptions, generate_archive
 from tests.cli.conftest import Cli
+from tests.pipeline.planted_faults import generate_planted
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,8 @@ def test_a_file_of_heads_that_is_none_is_a_usage_problem(cli: Cli, archive: Path
 
 
 def test_findings_are_listed_and_the_exit_code_tells(cli: Cli, tmp_path: Path) -> None:
-    generate_archive(
-        str(tmp_path / "a"), SynthOptions(events=2000, nodes=3, faults=("bad_signature",))
-    )
+    options = SynthOptions(events=2000, nodes=3)
+    generate_planted(str(tmp_path / "a"), options, ["bad_signature"])
     result = cli("archive", "verify", str(tmp_path / "a"))
     assert result.code == 1
     assert "node-03\t" in result.out

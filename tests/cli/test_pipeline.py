@@ -16,7 +16,9 @@ from pyspark.sql import SparkSession
 
 from gatepost.cli.problems import ExitCode
 from gatepost.cli.runner import run_command
+from gatepost.pipeline.synth import SynthOptions
 from tests.cli.conftest import Cli, gateway
+from tests.pipeline.planted_faults import generate_planted
 from tests.pipeline.spark_interface import scanned_rows, shown_queries
 from tests.waiting import wait_until
 
@@ -51,13 +53,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """An archive with a doubled turn and dead letters, and tables of it."""
     folder = tmp_path_factory.mktemp("pipeline")
     made = Made(str(folder / "archive"), str(folder / "tables"))
-    faults = ("--fault", "doubled_turn", "--fault", "dead_letter_burst")
-    assert (
-        run_command(
-            ["pipeline", "synth", made.archive, "--events", "2000", "--nodes", "3", *faults]
-        )
-        == 0
-    )
+    faults = ("doubled_turn", "dead_letter_burst")
+    generate_planted(made.archive, SynthOptions(events=2000, nodes=3), faults)
     assert run_command(["pipeline", "run", *made.places, *LOCAL]) == 0
     return made
 
@@ -347,9 +344,9 @@ def test_ctrl_c_at_work_ends_it_without_a_word(tmp_path: Path) -> None:
     arguments = ("pipeline", "run", "--archive", str(archive), "--tables", str(tables))
     # A master is named, so Spark does the work, which takes it some seconds.
     with cli.running(*arguments, "--master", "local[2]") as process:
-        wait_until(lambda: list(tables.glob("_batches/*.json")), 60)
+        wait_until(lambda: list(tables.glob("_batches/*.json")), 240)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         assert (process.returncode, out, err) == (ExitCode.INTERRUPTED, "", "")
 
 

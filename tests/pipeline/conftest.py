@@ -14,8 +14,8 @@ from tests.pipeline.worlds import PLANTED, World
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """20,000 events with everything planted that can be read, and their tables."""
-    options = SynthOptions(events=20_000, seed=4, faults=PLANTED, segment_rows=1500)
-    return World(tmp_path_factory.mktemp("world"), options)
+    options = SynthOptions(events=20_000, seed=4, segment_rows=1500)
+    return World(tmp_path_factory.mktemp("world"), options, PLANTED)
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,7 @@ def _column_mutants(field: pa.Field) -> Iterator[Mutant]:
     missing: Effect = _missing_effect(field)
     yield Mutant(f"drop {name}", missing, lambda table: table.drop_columns([name]))
     yield Mutant(f"null {name}", missing, null_column(name))
+    yield Mutant(f"move {name}", "harmless", _move_last(name))
     yield Mutant(f"retype {name}", "aside", _retype(name, pa.list_(pa.string()), [[]]))
     yield Mutant(f"widen {name}", "harmless", _widen(name, field.type))
     if pa.types.is_integer(field.type):
@@ -168,6 +169,10 @@ def _garble(name: str) -> Change:
 
 def _append(name: str, value: object) -> Change:
     return lambda table: table.append_column(name, pa.array([value] * len(table)))
+
+
+def _move_last(name: str) -> Change:
+    return lambda table: table.select([*(n for n in table.column_names if n != name), name])
 
 
 def _version(stated: str) -> Change:

@@ -16,12 +16,12 @@ from gatepost.archive.room_facts import RoomFacts
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.jobs.audit import audit_archive
 from gatepost.pipeline.small_tables import read_rows
-from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
-from gatepost.pipeline.synth.faults import VIOLATIONS
+from gatepost.pipeline.synth import SynthOptions, generate_archive
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.transport import LocalTransport
 from simulation.gateways import RunShape
 from tests.conftest import choose
+from tests.pipeline.planted_faults import FAULTS, VIOLATIONS, PlantedTruth, generate_planted
 from tests.pipeline.simulated import archive_of
 
 # Whole runs of Spark, on machines that do other things too.
@@ -31,11 +31,9 @@ BROKEN = [plant.__name__ for plant in VIOLATIONS]
 ROOMS = [(0, 4), (1, 3), (2, 5), (3, 6), (4, 8)]
 
 
-def made(folder: Path, seed: int, nodes: int, *faults: str) -> tuple[str, ArchiveTruth]:
-    options = SynthOptions(
-        events=choose(6000, 12_000), seed=seed, nodes=nodes, faults=faults, segment_rows=1500
-    )
-    return str(folder), generate_archive(str(folder), options)
+def made(folder: Path, seed: int, nodes: int, *faults: str) -> tuple[str, PlantedTruth]:
+    options = SynthOptions(events=choose(6000, 12_000), seed=seed, nodes=nodes, segment_rows=1500)
+    return str(folder), generate_planted(str(folder), options, faults)
 
 
 class Found(NamedTuple):
@@ -54,7 +52,7 @@ def found_in(archive: str) -> list[Found]:
     return [Found(*(row[name] for name in Found._fields)) for row in rows]
 
 
-def assert_exactly(found: list[Any], truth: ArchiveTruth) -> None:
+def assert_exactly(found: list[Any], truth: PlantedTruth) -> None:
     """Every planted violation is found where it is, and nothing besides."""
     left = list(found)
     for known in truth.violations:

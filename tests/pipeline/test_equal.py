@@ -148,8 +148,8 @@ def test_what_was_planted_is_found_and_nothing_else(world: World) -> None:
 def test_other_seeds_and_rooms(
     tmp_path: Path, seed: int, nodes: int, faults: tuple[str, ...]
 ) -> None:
-    options = SynthOptions(events=20_000, nodes=nodes, seed=seed, faults=faults, segment_rows=1500)
-    world = World(tmp_path, options)
+    options = SynthOptions(events=20_000, nodes=nodes, seed=seed, segment_rows=1500)
+    world = World(tmp_path, options, faults)
     _assert_incidents(world)
     _assert_misfires(world)
     reckoned = Reckoned(world.archive)

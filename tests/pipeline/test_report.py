@@ -36,11 +36,12 @@ from gatepost.pipeline.report.model import (
     TrafficSummary,
 )
 from gatepost.pipeline.small_tables import read_rows
-from gatepost.pipeline.synth import ArchiveTruth, SynthOptions, generate_archive
+from gatepost.pipeline.synth import SynthOptions
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.transport import LocalTransport
 from gatepost.testing import ManualClock
 from tests.pipeline import reckoning
+from tests.pipeline.planted_faults import PlantedTruth, generate_planted
 from tests.pipeline.table_rows import write_known_rows
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ DROPPED = ("dead_letter", "expired")
 
 
 class Made(NamedTuple):
-    truth: ArchiveTruth
+    truth: PlantedTruth
     archive: str
     tables: str
     report: PipelineReport
@@ -65,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A report over tables that the real jobs made."""
     folder = tmp_path_factory.mktemp("report")
     archive, tables = str(folder / "archive"), str(folder / "tables")
-    truth = generate_archive(archive, SynthOptions(events=3000, nodes=3, faults=FAULTS))
+    truth = generate_planted(archive, SynthOptions(events=3000, nodes=3), FAULTS)
     update_tables(LocalTransport(), archive, tables)
     audit_archive(LocalTransport(), archive, tables)
     return Made(

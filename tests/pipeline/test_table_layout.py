@@ -35,7 +35,7 @@ DAY_MS = HOURS_A_DAY * HOUR_MS
 def days(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Tables of four days."""
     options = SynthOptions(events=6000, nodes=3, seed=5, hours=4 * HOURS_A_DAY, segment_rows=400)
-    return World(tmp_path_factory.mktemp("days"), options)
+    return World(tmp_path_factory.mktemp("days"), options, ())
 
 
 def _to_datetime(ms: int) -> datetime:

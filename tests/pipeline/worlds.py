@@ -1,14 +1,16 @@
 """A synthetic archive and the tables made of it, which many tests look at and none changes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gatepost.pipeline import small_tables
 from gatepost.pipeline.jobs.pipeline import backfill_tables
-from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
+from gatepost.pipeline.synth import SynthOptions
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import TableSpec
 from gatepost.pipeline.transport import LocalTransport
+from tests.pipeline.planted_faults import FAULTS, generate_planted
 
 # A gap in a chain is for the audit; the pipeline's source refuses to read over it.
 PLANTED = tuple(name for name in FAULTS if name != "chain_gap")
@@ -21,10 +23,10 @@ Rows = list[dict[str, Any]]
 
 
 class World:
-    def __init__(self, folder: Path, options: SynthOptions) -> None:
+    def __init__(self, folder: Path, options: SynthOptions, faults: Sequence[str]) -> None:
         self.transport = LocalTransport()
         self.archive = str(folder / "archive")
-        self.truth: ArchiveTruth = generate_archive(self.archive, options)
+        self.truth = generate_planted(self.archive, options, faults)
         self.tables = str(folder / "tables")
         self.ran = backfill_tables(self.transport, self.archive, self.tables)
         self.rows = {table.name: self.read(self.tables, table) for table in MADE}

@@ -196,10 +196,12 @@ def _run_service_levels(transport: "Transport", archive: str, tables: str) -> in
     from gatepost.pipeline.tables.schemas import DELIVERIES, SLO
 
     slices = [Slice(s, s.first, s.last) for s in ArchiveReader(archive).list_segments()]
-    lives = begin_write(f"{tables}/deliveries", DELIVERIES.schema, partition_by=["hour"])
+    lives = begin_write(
+        f"{tables}/deliveries", DELIVERIES.schema, partition_by=DELIVERIES.partitions
+    )
     made = write_deliveries(transport, NewEvents(archive, slices), [], lives.path)
     lives.commit(made.deliveries)
-    levels = begin_write(f"{tables}/slo", SLO.schema, partition_by=["hour"])
+    levels = begin_write(f"{tables}/slo", SLO.schema, partition_by=SLO.partitions)
     held = list_files(lives.path, "hour")
     levels.commit(write_hourly_tables(transport, held, {SLO: levels.path}, Objectives())[SLO])
     return sum(piece.rows for piece in slices)

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from msgspec import Struct
 
 from gatepost.cli import output
-from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
+from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.progress_bar import ProgressBar
 from gatepost.cli.spark_jobs import PositiveCount, open_spark, require_pipeline, run_in_thread
 
@@ -77,8 +77,6 @@ def write_synthetic_archive(
     events: PositiveCount = 100_000,
     nodes: PositiveCount = 4,
     seed: int = 0,
-    fault: tuple[str, ...] = (),
-    all_faults: Flag = False,
     jobs: PositiveCount = 1,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
@@ -87,7 +85,7 @@ def write_synthetic_archive(
     For example:
 
       gatepost pipeline synth /tmp/archive
-      gatepost pipeline synth /tmp/archive --events 1000000 --nodes 6 --all-faults
+      gatepost pipeline synth /tmp/archive --events 1000000 --nodes 6
 
     Parameters
     ----------
@@ -99,10 +97,6 @@ def write_synthetic_archive(
         Number of nodes.
     seed
         The same seed gives the same archive.
-    fault
-        Plant this fault, such as doubled_turn or silent_node; repeat the option for several.
-    all_faults
-        Plant every fault that leaves the archive readable.
     jobs
         Number of writing processes.
     """
@@ -110,11 +104,9 @@ def write_synthetic_archive(
         from gatepost.pipeline.session import require_spark
 
         require_spark()
-        from gatepost.pipeline.synth import FAULTS, generate_archive
         from gatepost.pipeline.synth import SynthOptions as Synth
-    # An archive with a gap in its chain cannot be read into tables; only an audit can report it.
-    faults = tuple(name for name in FAULTS if name != "chain_gap") if all_faults else fault
-    shape = Synth(events=events, nodes=nodes, seed=seed, faults=faults, jobs=jobs)
+        from gatepost.pipeline.synth import generate_archive
+    shape = Synth(events=events, nodes=nodes, seed=seed, jobs=jobs)
     with ProgressBar("writing", events, options, "messages") as progress:
         truth = generate_archive(folder, shape, progress.advance)
     text = f"{output.format_count(truth.events, 'event')} of {nodes} nodes in {folder}"

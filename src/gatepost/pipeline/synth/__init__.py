@@ -1,7 +1,6 @@
-"""Synthetic archives: realistic, correct by construction, and with faults only where asked for."""
+"""Synthetic archives: realistic, and correct by construction."""
 
-from gatepost.pipeline.synth.faults import FAULTS
 from gatepost.pipeline.synth.generator import SynthOptions, generate_archive, node_keys
 from gatepost.pipeline.synth.ground_truth import ArchiveTruth
 
-__all__ = ["FAULTS", "ArchiveTruth", "SynthOptions", "generate_archive", "node_keys"]
+__all__ = ["ArchiveTruth", "SynthOptions", "generate_archive", "node_keys"]

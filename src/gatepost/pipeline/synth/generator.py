@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -18,10 +18,10 @@ from gatepost.errors import PipelineError
 from gatepost.events import NodeKey
 from gatepost.pipeline.synth import ground_truth
 from gatepost.pipeline.synth.event_records import RECORD_TYPE, Records, record_times
-from gatepost.pipeline.synth.faults import FAULTS, FaultPlan
 from gatepost.pipeline.synth.mesh import DAY, HOUR, SyntheticMesh, build_mesh, message_time
-from gatepost.pipeline.synth.node_writer import ChainTampering, NodeArchiveWriter, WrittenNode
+from gatepost.pipeline.synth.node_writer import MarkedEvent, NodeArchiveWriter, WrittenNode
 from gatepost.pipeline.synth.ordinary_traffic import EVENTS_PER_MESSAGE, OrdinaryTraffic
+from gatepost.pipeline.synth.planting import Planting
 
 MESSAGES_PER_CHUNK = 50_000
 MIN_NODES = 3
@@ -36,27 +36,22 @@ ProgressCallback = Callable[[int], None]
 class SynthOptions(Struct, frozen=True, kw_only=True):
     """Options of a synthetic archive. The same options give the same files, whatever `jobs` is.
 
-    The archive spans `hours`, by default as many as its events take.
+    The archive spans `hours`, by default as many as its events take. `plant` adds events to those
+    of ordinary traffic; every writing process calls it.
     """
 
     events: int
     nodes: int = 4
     seed: int = 0
-    faults: tuple[str, ...] = ()
     segment_rows: int = 100_000
     bodies: bool = False
     jobs: int = 1
     hours: int | None = None
+    plant: Callable[[SyntheticMesh], Planting] = Planting
 
     def __post_init__(self) -> None:
         if self.nodes < MIN_NODES:
             raise PipelineError(f"a synthetic archive needs at least {MIN_NODES} nodes")
-        least = MIN_DURATION // HOUR if self.faults else 1
-        if self.hours is not None and self.hours < least:
-            raise PipelineError(f"a synthetic archive with faults spans {least} hours or more")
-        if unknown := set(self.faults) - set(FAULTS):
-            names = ", ".join(FAULTS)
-            raise PipelineError(f"unknown fault {', '.join(sorted(unknown))}; known are: {names}")
 
     @property
     def duration_ms(self) -> int:
@@ -73,10 +68,25 @@ def generate_archive(
 
     `progress` is called with the number of events generated since its last call.
     """
+    return write_archive(root, options, progress).truth
+
+
+class WrittenArchive(NamedTuple):
+    """An archive that was written: its truth, and its planted events with their positions."""
+
+    truth: ground_truth.ArchiveTruth
+    planting: Planting
+    marked: list[MarkedEvent]
+
+
+def write_archive(
+    root: str, options: SynthOptions, progress: ProgressCallback | None = None
+) -> WrittenArchive:
     store = ArchiveStore.open(root)
     if store.list_files():
         raise PipelineError(f"{root} is not empty: choose another folder, or remove it first")
-    mesh, plan = _build_plan(options)
+    plan = _build_plan(options)
+    mesh = plan.mesh
     traffic = OrdinaryTraffic(mesh, max(1, round(options.events / EVENTS_PER_MESSAGE)))
     with ExitStack() as stack:
         writers = _open_shard_writers(root, options, stack)
@@ -89,7 +99,7 @@ def generate_archive(
     ground_truth.write_room_facts(store, mesh, plan, written)
     result = ground_truth.collect_truth(mesh, traffic, plan, written)
     store.write_file(ground_truth.TRUTH_FILE, msgspec.json.format(msgspec.json.encode(result)))
-    return result
+    return WrittenArchive(result, plan, [event for node in written for event in node.marked])
 
 
 def node_keys(options: SynthOptions) -> dict[str, NodeKey]:
@@ -104,13 +114,9 @@ def _open_shard_writers(root: str, options: SynthOptions, stack: ExitStack) -> "
     return [stack.enter_context(_ShardWriterProcess(root, options, n)) for n in range(options.jobs)]
 
 
-def _build_plan(options: SynthOptions) -> tuple[SyntheticMesh, FaultPlan]:
-    """Build the mesh and plant the faults; every process gets the same result."""
-    plan = FaultPlan(build_mesh(options.seed, options.nodes, options.duration_ms))
-    for name, plant in FAULTS.items():
-        if name in options.faults:
-            plant(plan)
-    return plan.mesh, plan
+def _build_plan(options: SynthOptions) -> Planting:
+    """Build the mesh and plant what is asked for; every process gets the same result."""
+    return options.plant(build_mesh(options.seed, options.nodes, options.duration_ms))
 
 
 def _event_batches(traffic: OrdinaryTraffic, waiting: Records) -> Iterator[Records]:
@@ -150,11 +156,8 @@ class _LocalShardWriter:
     """Writes its share of the nodes in this process."""
 
     def __init__(self, root: str, options: SynthOptions, first: int) -> None:
-        mesh, plan = _build_plan(options)
-        marks = plan.marks
-        tampering = ChainTampering(
-            marks.get("chain_gap", -1), marks.get("chain_fork", -1), marks.get("bad_signature", -1)
-        )
+        plan = _build_plan(options)
+        mesh, tampering = plan.mesh, plan.tampering
         store = ArchiveStore.open(root)
         self._writers = {
             node: NodeArchiveWriter(

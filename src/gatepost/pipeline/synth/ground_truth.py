@@ -1,6 +1,6 @@
 """The ground truth of a synthetic archive, for tests to compare their findings with."""
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gatepost.archive import room_facts
@@ -12,19 +12,24 @@ from gatepost.archive.room_facts import (
     RoomFacts,
     TermFact,
 )
-from gatepost.pipeline.synth.faults import (
-    ExpectedIncident,
-    ExpectedMisfire,
-    ExpectedViolation,
-    FaultPlan,
-)
 from gatepost.pipeline.synth.mesh import DRAIN, HOUR, START, SyntheticMesh
-from gatepost.pipeline.synth.node_writer import MarkedEvent, WrittenNode
+from gatepost.pipeline.synth.node_writer import WrittenNode
 from gatepost.pipeline.synth.ordinary_traffic import OrdinaryTraffic, TrafficTotals
+from gatepost.pipeline.synth.planting import Planting
 
 TRUTH_FILE = "truth.json"
 
-_CHAIN_RULES = ("chain_gap", "chain_fork", "bad_signature")
+
+class ExpectedMisfire(Struct, rename="camel", kw_only=True):
+    """Tasks of one capability and one pair of skill versions that went wrong in the same way."""
+
+    cls: str = field(name="class")
+    capability_id: str
+    capability_version: str
+    delegation_version: str
+    executor_version: str
+    count: int
+    corr_ids: list[str] = []
 
 
 class NodeAbsence(Struct):
@@ -45,15 +50,12 @@ class ArchiveTruth(Struct, rename="camel", kw_only=True):
     totals: TrafficTotals
     away: list[NodeAbsence]
     restored: str
-    violations: list[ExpectedViolation]
-    incidents: list[ExpectedIncident]
     misfires: list[ExpectedMisfire]
 
 
 def collect_truth(
-    mesh: SyntheticMesh, traffic: OrdinaryTraffic, plan: FaultPlan, written: list[WrittenNode]
+    mesh: SyntheticMesh, traffic: OrdinaryTraffic, plan: Planting, written: list[WrittenNode]
 ) -> ArchiveTruth:
-    marked = [event for node in written for event in node.marked]
     totals = traffic.totals
     return ArchiveTruth(
         seed=mesh.seed,
@@ -62,21 +64,19 @@ def collect_truth(
         end=START + mesh.duration_ms,
         nodes={node.node: node.kinds for node in written},
         totals=TrafficTotals(
-            totals.messages + plan.messages,
+            totals.messages + plan.totals.messages,
             totals.replies,
-            totals.tasks + plan.tasks,
-            totals.dead_letters + plan.dead_letters,
+            totals.tasks + plan.totals.tasks,
+            totals.dead_letters + plan.totals.dead_letters,
         ),
         away=[_first_absence(mesh)],
         restored=mesh.nodes[mesh.restored_node],
-        violations=[_locate_violation(violation, marked) for violation in plan.violations],
-        incidents=plan.incidents,
-        misfires=[*plan.misfires, *_ordinary_misfires(mesh, traffic)],
+        misfires=_ordinary_misfires(mesh, traffic),
     )
 
 
 def write_room_facts(
-    store: ArchiveStore, mesh: SyntheticMesh, plan: FaultPlan, written: list[WrittenNode]
+    store: ArchiveStore, mesh: SyntheticMesh, plan: Planting, written: list[WrittenNode]
 ) -> None:
     """Write the room facts of every gateway. All of them agree, and have read all outboxes."""
     nodes = tuple(
@@ -114,7 +114,7 @@ def write_room_facts(
 
 
 def _revocation_facts(
-    mesh: SyntheticMesh, plan: FaultPlan, written: list[WrittenNode]
+    mesh: SyntheticMesh, plan: Planting, written: list[WrittenNode]
 ) -> list[RevocationFact]:
     marked = [event for node in written for event in node.marked]
     return [
@@ -132,22 +132,6 @@ def _revocation_facts(
 def _first_absence(mesh: SyntheticMesh) -> NodeAbsence:
     node, window = next(iter(mesh.absences.items()))
     return NodeAbsence(mesh.nodes[node], (START + window.start + DRAIN, START + window.end))
-
-
-def _locate_violation(violation: ExpectedViolation, marked: list[MarkedEvent]) -> ExpectedViolation:
-    events = [event for event in marked if event.mark == violation.mark]
-    if not violation.mark or not events:
-        return violation
-    grouped = violation.rule in _CHAIN_RULES
-    return replace(
-        violation,
-        node=events[-1].node,
-        incarnation=events[-1].incarnation,
-        seqs=[event.seq for event in events],
-        event_ids=[event.event_id for event in events],
-        group_first=events[0].group_first if grouped else None,
-        group_last=events[-1].group_last if grouped else None,
-    )
 
 
 def _ordinary_misfires(mesh: SyntheticMesh, traffic: OrdinaryTraffic) -> list[ExpectedMisfire]:

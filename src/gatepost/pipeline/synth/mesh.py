@@ -118,7 +118,7 @@ def build_mesh(seed: int, nodes: int, duration: int) -> SyntheticMesh:
         pair_from=pairs[:, 0],
         pair_to=pairs[:, 1],
         pair_weight=np.cumsum(weight / weight.sum()),
-        payloads=[_make_payload(rng, size) for size in _payload_sizes(rng)],
+        payloads=[make_payload(rng, size) for size in _payload_sizes(rng)],
         blobs=[_make_blob(rng) for _ in range(_BLOB_COUNT)],
         duration_ms=duration,
         capabilities=list(CAPABILITIES),
@@ -163,17 +163,11 @@ def _payload_sizes(rng: np.random.Generator) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def _make_payload(rng: np.random.Generator, size: int) -> SynthPayload:
+def make_payload(rng: np.random.Generator, size: int) -> SynthPayload:
     encrypted = EncryptedPayload(
         "xchacha20poly1305", rng.bytes(size + 40), {rng.bytes(16).hex(): rng.bytes(72)}
     )
     return SynthPayload(msgspec.json.encode(encrypted).decode(), size)
-
-
-def add_large_payload(mesh: SyntheticMesh, size: int) -> int:
-    """Add a payload of this size, even above the limit; returns its index in the pool."""
-    mesh.payloads.append(_make_payload(np.random.default_rng([mesh.seed, 2, size]), size))
-    return len(mesh.payloads) - 1
 
 
 def _make_blob(rng: np.random.Generator) -> SynthBlob:

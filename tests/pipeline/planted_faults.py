@@ -5,14 +5,19 @@ therefore wrong exactly where its ground truth says so. Times are ms since START
 ground truth are epoch ms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from gatepost.events import NodeKey, format_event_id
-from gatepost.pipeline.synth.event_records import Records, SynthEvent, make_records, new_ids
+from gatepost.pipeline.synth import ArchiveTruth, SynthOptions
+from gatepost.pipeline.synth.event_records import SynthEvent, make_records, new_ids
+from gatepost.pipeline.synth.generator import write_archive
+from gatepost.pipeline.synth.ground_truth import ExpectedMisfire
 from gatepost.pipeline.synth.mesh import (
     HOUR,
     MINUTE,
@@ -23,9 +28,12 @@ from gatepost.pipeline.synth.mesh import (
     IdWords,
     SynthCapability,
     SyntheticMesh,
-    add_large_payload,
+    make_payload,
 )
+from gatepost.pipeline.synth.node_writer import ChainTampering, MarkedEvent
+from gatepost.pipeline.synth.planting import PlantedTerm, Planting
 
+_CHAIN_RULES: Final = ("chain_gap", "chain_fork", "bad_signature")
 OVERSIZED_PAYLOAD: Final = 100_000
 SILENCE_MS: Final = 40 * MINUTE
 
@@ -58,54 +66,33 @@ class ExpectedIncident(Struct, rename="camel", kw_only=True):
     because: str | None = None
 
 
-class ExpectedMisfire(Struct, rename="camel", kw_only=True):
-    """Tasks of one capability and one pair of skill versions that went wrong in the same way."""
+class PlantedTruth(ArchiveTruth):
+    """The ground truth, with the findings to expect of what was planted."""
 
-    cls: str = field(name="class")
-    capability_id: str
-    capability_version: str
-    delegation_version: str
-    executor_version: str
-    count: int
-    corr_ids: list[str] = []
+    violations: list[ExpectedViolation]
+    incidents: list[ExpectedIncident]
 
 
-class PlantedTerm(Struct):
-    """A claim of a node to be the publisher of a term."""
-
-    counter: int
-    node: int
-    at: int
-
-
-class FaultPlan:
+class FaultPlan(Planting):
     """Collects the planted events and the findings to expect of them.
 
     The methods are the vocabulary of the fault functions below.
     """
 
     def __init__(self, mesh: SyntheticMesh) -> None:
-        self.mesh = mesh
+        super().__init__(mesh)
         self.violations: list[ExpectedViolation] = []
         self.incidents: list[ExpectedIncident] = []
         self.misfires: list[ExpectedMisfire] = []
-        self.revoked: dict[int, int] = {}
-        self.terms: list[PlantedTerm] = [
-            PlantedTerm(1, 0, 0),
-            PlantedTerm(2, 1, mesh.duration_ms // 3),
-        ]
         self.marks: dict[str, int] = {}
-        self.messages = self.tasks = self.dead_letters = 0
         self._rng = np.random.default_rng([mesh.seed, 11])
-        self._rows: list[Records] = []
         self._pair_numbers: dict[tuple[int, int], int] = {}
         # Faults start between the two absences, and before the journal is restored.
         self.base_time = mesh.duration_ms // 5
 
-    def event_rows(self) -> Records:
-        return (
-            np.concatenate(self._rows) if self._rows else make_records(np.zeros(0, np.int64), 0, 0)
-        )
+    @property
+    def tampering(self) -> ChainTampering:
+        return ChainTampering(*(self.marks.get(rule, -1) for rule in _CHAIN_RULES))
 
     def new_id(self, at: int) -> IdWords:
         words: IdWords = new_ids(self._rng, np.array([at]))[0]
@@ -125,7 +112,7 @@ class FaultPlan:
         fields.setdefault("id", self.new_id(at))
         columns = {name: np.asarray(value)[None] for name, value in fields.items()}
         time = np.array([at])
-        self._rows.append(make_records(time, 0, template, node=node, source=source, **columns))
+        self.rows.append(make_records(time, 0, template, node=node, source=source, **columns))
 
     # -- ordinary steps, for one message at a time
 
@@ -153,9 +140,9 @@ class FaultPlan:
         }
         self.add_event(at, mesh.owner[source], template, source, **(fields | more))
         if template in (SynthEvent.TASK, SynthEvent.TASK_UNROUTED):
-            self.tasks += 1
+            self.totals.tasks += 1
         else:
-            self.messages += 1
+            self.totals.messages += 1
         return id
 
     def add_receipt(
@@ -186,7 +173,7 @@ class FaultPlan:
         """Add a signal or dead letter of the sender."""
         home = self.mesh.owner[source]
         self.add_event(at, home, template, source, to_node=to, ref=about, corr=about, **more)
-        self.dead_letters += template in (
+        self.totals.dead_letters += template in (
             SynthEvent.DEAD_EXPIRED,
             SynthEvent.DEAD_REFUSED,
             SynthEvent.DEAD_UNROUTED,
@@ -251,6 +238,12 @@ class FaultPlan:
 
 def format_id(id: IdWords) -> str:
     return format_event_id(id.astype(">u8").tobytes())
+
+
+def add_large_payload(mesh: SyntheticMesh, size: int) -> int:
+    """Add a payload of this size, even above the limit; returns its index in the pool."""
+    mesh.payloads.append(make_payload(np.random.default_rng([mesh.seed, 2, size]), size))
+    return len(mesh.payloads) - 1
 
 
 # -- broken promises
@@ -534,3 +527,42 @@ MISFIRES: Final = (
 FAULTS: Final[dict[str, Callable[[FaultPlan], None]]] = {
     plant.__name__: plant for plant in (*VIOLATIONS, *INCIDENTS, *MISFIRES)
 }
+
+
+def generate_planted(root: str, options: SynthOptions, faults: Sequence[str]) -> PlantedTruth:
+    """Write an archive with these faults into an empty folder."""
+    planted = replace(options, plant=partial(_plant_faults, tuple(faults)))
+    written = write_archive(root, planted)
+    plan = written.planting
+    assert isinstance(plan, FaultPlan)
+    truth = asdict(written.truth)
+    truth["misfires"] = [*plan.misfires, *written.truth.misfires]
+    return PlantedTruth(
+        **truth,
+        violations=[_locate_violation(each, written.marked) for each in plan.violations],
+        incidents=plan.incidents,
+    )
+
+
+def _plant_faults(faults: tuple[str, ...], mesh: SyntheticMesh) -> FaultPlan:
+    plan = FaultPlan(mesh)
+    for name, plant in FAULTS.items():
+        if name in faults:
+            plant(plan)
+    return plan
+
+
+def _locate_violation(violation: ExpectedViolation, marked: list[MarkedEvent]) -> ExpectedViolation:
+    events = [event for event in marked if event.mark == violation.mark]
+    if not violation.mark or not events:
+        return violation
+    grouped = violation.rule in _CHAIN_RULES
+    return replace(
+        violation,
+        node=events[-1].node,
+        incarnation=events[-1].incarnation,
+        seqs=[event.seq for event in events],
+        event_ids=[event.event_id for event in events],
+        group_first=events[0].group_first if grouped else None,
+        group_last=events[-1].group_last if grouped else None,
+    )
