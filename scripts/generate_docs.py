@@ -71,6 +71,7 @@ LAYERS = {
     "mesh": "who is alive and who leads, and the transports ([mesh.md](mesh.md))",
     "gateway": "the process: composition, API transports, administration, monitoring",
     "mcp": "the MCP server, and what connects clients to it ([mcp.md](mcp.md))",
+    "web": "the dashboard: pages for the operator ([dashboard.md](dashboard.md))",
     "client": "the library for authors of agents",
     "pipeline": "Spark jobs over the archives ([pipeline.md](pipeline.md))",
     "migration": "moving from a legacy shared document ([migration.md](migration.md))",

@@ -504,7 +504,8 @@ export interface Failed {
 
 /** A gateway at a glance. `problem` says why it is not `accepting`.
  *
- * `runs_as_root` is a risk: whatever is wrong with the gateway then has the whole machine.
+ * `dead_letters_open` were not sent again. `runs_as_root` is a risk: whatever is wrong with the
+ * gateway then has the whole machine.
  * `answered_late` counts undelivered messages of which a receipt came after they were given up.
  * `mesh_problems`: what an operator has to do about the mesh, a sentence each. `health` is
  * `online` or `degraded`, and `health_problems` has the reasons.
@@ -532,6 +533,7 @@ export interface Status {
   runs_as_root?: boolean;
   health?: string;
   health_problems?: string[];
+  dead_letters_open?: number;
 }
 
 /** How a gateway stands with another one. Times are epoch milliseconds.

@@ -39,6 +39,7 @@ COMMANDS = (
     CommandEntry("Gateway", "init", "init:write_settings_file"),
     CommandEntry("Gateway", "status", "status:show_status"),
     CommandEntry("Gateway", "doctor", "doctor:diagnose_gateway"),
+    CommandEntry("Gateway", "dashboard", "dashboard:make_dashboard_link"),
     CommandEntry("Gateway", "context add", "contexts:add_context"),
     CommandEntry("Gateway", "context list", "contexts:list_contexts"),
     CommandEntry("Gateway", "context use", "contexts:use_context"),

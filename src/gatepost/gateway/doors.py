@@ -41,7 +41,10 @@ from gatepost.wire.overview_views import ChangeNotice
 from gatepost.wire.report_views import IncidentPage, Journey
 
 # Names, not imports: a door imports the gateway.
-_DOORS: Mapping[str, str] = {"mcp": "gatepost.mcp.server.door"}
+_DOORS: Mapping[str, str] = {
+    "mcp": "gatepost.mcp.server.door",
+    "web": "gatepost.web.door",
+}
 
 
 class DoorCaller(Struct, frozen=True):

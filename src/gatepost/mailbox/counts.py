@@ -32,6 +32,12 @@ def count_dead_letters(tx: Tx) -> int:
     return int(count)
 
 
+def count_open_dead_letters(tx: Tx) -> int:
+    """The dead letters that were not replayed."""
+    ((count,),) = tx.fetch_all("SELECT count(*) FROM dead_letter WHERE replayed_as IS NULL")
+    return int(count)
+
+
 def count_unreplayed(tx: Tx, reason: str) -> int:
     """The dead letters with this reason that were not replayed."""
     sql = "SELECT count(*) FROM dead_letter WHERE reason = ? AND replayed_as IS NULL"

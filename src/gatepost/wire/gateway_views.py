@@ -118,7 +118,8 @@ class PeerStatus(Struct, frozen=True):
 class Status(Struct, frozen=True):
     """A gateway at a glance. `problem` says why it is not `accepting`.
 
-    `runs_as_root` is a risk: whatever is wrong with the gateway then has the whole machine.
+    `dead_letters_open` were not sent again. `runs_as_root` is a risk: whatever is wrong with the
+    gateway then has the whole machine.
     `answered_late` counts undelivered messages of which a receipt came after they were given up.
     `mesh_problems`: what an operator has to do about the mesh, a sentence each. `health` is
     `online` or `degraded`, and `health_problems` has the reasons.
@@ -146,3 +147,4 @@ class Status(Struct, frozen=True):
     runs_as_root: bool = False
     health: str = "online"
     health_problems: list[str] = field(default_factory=list)
+    dead_letters_open: int = 0

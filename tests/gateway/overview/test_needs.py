@@ -36,7 +36,7 @@ def test_the_most_urgent_comes_first() -> None:
         NOW,
         replace(QUIET, accepting=False, problem="the disk is full", peers=[away]),
         [MailboxCounts("painter", 0, 0, 3)],
-        {"painter": letter},
+        {"painter": [letter] * 3},
         incidents=[incident("i1"), incident("i2", "audit_violation")],
         reviews=[ReviewView("r1", "paint", "1", "2", "sla_breach", 3, [], [], NOW, "open", None,
                             None, "")],
@@ -52,7 +52,7 @@ def test_the_most_urgent_comes_first() -> None:
 
 def test_each_action_is_one_call_and_the_command_that_does_the_same() -> None:
     letter = DeadLetter("m1", "ann", "a/b", NOW, 4, "boom", NOW, 4)
-    facts = NeedFacts(NOW, QUIET, [MailboxCounts("a/b", 0, 0, 1)], {"a/b": letter})
+    facts = NeedFacts(NOW, QUIET, [MailboxCounts("a/b", 0, 0, 1)], {"a/b": [letter]})
     (need,) = list_needs(facts).needs
     assert need.text == "1 dead letter of a/b"
     assert need.action.path == "/v1/mailboxes/a%2Fb/dead-letters/replay"

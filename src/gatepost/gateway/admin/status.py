@@ -11,7 +11,7 @@ from gatepost.gateway.monitoring.peer_statuses import PeerStatuses
 from gatepost.journal import Tx
 from gatepost.journal.outbox import EVERYBODY
 from gatepost.journal.outbox_reads import highest_seq
-from gatepost.mailbox.counts import count_dead_letters, mail_totals
+from gatepost.mailbox.counts import count_dead_letters, count_open_dead_letters, mail_totals
 from gatepost.tasks.capabilities.reviews import count_open_reviews
 from gatepost.tasks.runtimes.session_user import is_root
 from gatepost.wire.gateway_views import Status
@@ -52,4 +52,5 @@ def _read_counts(tx: Tx) -> dict[str, int]:
         "undelivered": undelivered,
         "answered_late": answered_late,
         "reviews_open": count_open_reviews(tx),
+        "dead_letters_open": count_open_dead_letters(tx),
     }

@@ -34,6 +34,7 @@ BROKEN, FAILED, STUCK, DECIDE, ADVISE = range(5)
 _MAX_NEEDS = 50
 _MAX_OF_KIND = 20
 _TEXT = 200
+_MAX_COUNTED = 100
 # Incidents of one class that are listed one by one.
 _SHOWN_OF_CLASS = 3
 # The dead letters themselves are listed.
@@ -41,7 +42,8 @@ _LISTED_CLASSES = frozenset({"dead_letter"})
 
 
 class NeedFacts(Struct, frozen=True):
-    """What the needs are found in, as it was at `now`. `letters`: mailbox → its last dead letter.
+    """What the needs are found in, as it was at `now`. `letters`: mailbox → dead letters of it
+    that were not sent again, not all if there are many.
 
     `given_up` are undelivered messages that were not sent again, the oldest first.
     """
@@ -49,7 +51,7 @@ class NeedFacts(Struct, frozen=True):
     now: int
     status: Status
     mailboxes: list[MailboxCounts] = []
-    letters: dict[str, DeadLetter] = {}
+    letters: dict[str, list[DeadLetter]] = {}
     given_up: list[UndeliveredMessage] = []
     incidents: list[IncidentView] = []
     reviews: list[ReviewView] = []
@@ -82,9 +84,9 @@ class NeedFinder:
         letters = {}
         for box in dead:
             wanted = DeadLetterFilter(replayed=False)
-            found = await self._operations.dead_letters.find(box.name, wanted, 1)
+            found = await self._operations.dead_letters.find(box.name, wanted, _MAX_COUNTED)
             if found:
-                letters[box.name] = found[0]
+                letters[box.name] = found
         return NeedFacts(now, status, dead, letters, given_up, page.incidents, reviews, late)
 
 
@@ -131,14 +133,15 @@ def _failures(status: Status) -> Iterator[Need]:
 
 def _dead_letters(facts: NeedFacts) -> Iterator[Need]:
     for box in facts.mailboxes:
-        letter = facts.letters.get(box.name)
-        if letter is None:
+        letters = facts.letters.get(box.name)
+        if not letters:
             continue
         path = f"/v1/mailboxes/{quote(box.name, safe='')}/dead-letters/replay"
         command = f"gatepost dlq replay {box.name} --all"
-        text = f"{_count(box.dead_letters, 'dead letter')} of {box.name}"
+        number = len(letters) if len(letters) < _MAX_COUNTED else box.dead_letters
+        text = f"{_count(number, 'dead letter')} of {box.name}"
         action = _call("Replay", command, path, replayed=False)
-        detail = letter.reason[:_TEXT]
+        detail = letters[-1].reason[:_TEXT]
         yield Need(f"dlq-{box.name}", STUCK, "dead_letters", text, action, detail, None, box.name)
 
 
