@@ -132,6 +132,8 @@ class RecordTables:
 
     def refresh_stale(self) -> None:
         """Choose again for all stale subjects, and for those that depend on a changed one."""
+        if not any(table.stale_ids for table in self.by_map.values()):
+            return
         before = {id: self.agents.chosen.get(id) for id in self.agents.stale_ids}
         changed = [(before[id], self.agents.chosen.get(id)) for id in self.agents.refresh_stale()]
         self.home_changes += any(_has_other_home(*pair) for pair in changed)

@@ -10,6 +10,7 @@ from gatepost.delivery.transfers import TransferRequest
 from gatepost.errors import Forbidden
 from gatepost.gateway.admin.agent_claims import AgentClaims
 from gatepost.gateway.api.operations import Operations
+from gatepost.journal import Tx
 from gatepost.mailbox import Waiter
 from gatepost.room import (
     AgentRecord,
@@ -211,6 +212,27 @@ async def test_who_listens_again_in_time_keeps_the_agent(scene: Scene) -> None:
     await scene.core.commit(lambda tx: scene.core.dispatcher.remove_waiter(tx, waiter))
     assert await scene.look(1.5) == "me", "the moment starts anew"
     assert await scene.look(2.0) == "ben"
+
+
+async def test_an_idle_gateway_reads_no_requests_until_something_is_committed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.ownership.check_ownership()
+    transfers, reads = scene.core.delivery.transfers, 0
+    read_requests = transfers.requests
+
+    def count_read(tx: Tx) -> list[TransferRequest]:
+        nonlocal reads
+        reads += 1
+        return read_requests(tx)
+
+    monkeypatch.setattr(transfers, "requests", count_read)
+    for _ in range(5):
+        await scene.ownership.check_ownership()
+    assert reads == 0
+    await scene.core.commit(lambda tx: None)
+    await scene.ownership.check_ownership()
+    assert reads == 1
 
 
 async def test_an_agent_that_is_served_is_refused(scene: Scene) -> None:

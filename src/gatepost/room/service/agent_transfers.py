@@ -59,6 +59,9 @@ class AgentOwnership:
         self._grace_ms = int(core.settings.delivery.transfer_grace_secs * 1000)
         self._takers = frozenset(core.settings.ownership.takers)
         self._unserved_since: dict[str, int] = {}
+        # The requests in the journal after so many of its commit groups.
+        self._requests: list[TransferRequest] = []
+        self._seen_groups = -1
         # Agents hosted here and owned elsewhere, until an agent or its record changes.
         self._away: list[str] = []
         self._hosted: frozenset[str] = frozenset()
@@ -74,7 +77,7 @@ class AgentOwnership:
         """Answer requests, ask for agents served here, and unregister agents given away."""
         if not self.announcer.is_ready:
             return
-        requests = await self._core.read(self._transfers.requests)
+        requests = await self._read_requests()
         asked = {request.agent for request in requests}
         self._unserved_since = {id: at for id, at in self._unserved_since.items() if id in asked}
         for request in requests:
@@ -85,6 +88,14 @@ class AgentOwnership:
         # Pass values to the writer's thread, because the room belongs to this thread.
         if away := [self._describe_away(agent) for agent in self._away]:
             await self._core.commit(lambda tx: self._check_agents_owned_elsewhere(tx, away))
+
+    async def _read_requests(self) -> list[TransferRequest]:
+        """Return the requests for agents; an idle gateway reads nothing."""
+        groups = self._core.writer.group_count
+        if groups != self._seen_groups:
+            self._requests = await self._core.read(self._transfers.requests)
+            self._seen_groups = groups
+        return self._requests
 
     def note_agents_changed(self) -> None:
         self._is_away_stale = True

@@ -34,6 +34,8 @@ class OwnRecordAnnouncer:
         self._announced_at = 0
         self._announced: HealthStatus | None = None
         self._progress_at = 0
+        # After how many commit groups the journal was last read for the delivery record.
+        self._seen_groups = -1
         self._has_left = False
         # Claims are derived again after a change of an agent or its record, and periodically.
         self._claims_at = 0
@@ -116,8 +118,10 @@ class OwnRecordAnnouncer:
     async def _delivery_progress(self) -> dict[tuple[str, str], RoomRecord]:
         """Return our delivery record at intervals, because it changes with every message."""
         now = self._core.clock.now()
-        if now < self._progress_at + _PROGRESS_MS:
+        groups = self._core.writer.group_count
+        if now < self._progress_at + _PROGRESS_MS or groups == self._seen_groups:
             return {}
+        self._seen_groups = groups
         found = await self._core.read(own_records.delivery_record)
         if found is None:
             return {}
