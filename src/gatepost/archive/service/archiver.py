@@ -182,7 +182,7 @@ def check_archive_settings(settings: Settings) -> None:
     except ModuleNotFoundError:
         raise ConfigError(
             "archive.uri is set, but pyarrow is not installed:"
-            " install gatepost[archive], or set archive.uri back to empty"
+            " pip install 'gatepost[archive]', or set archive.uri back to empty"
         ) from None
     from gatepost.archive.archive_store import ArchiveStore
 
