@@ -147,6 +147,7 @@ class Status(Struct, frozen=True):
     runs_as_root: bool = False
     health: str = "online"
     health_problems: list[str] = field(default_factory=list)
+    dead_letters_open: int = 0
 
 
 class SettingsReloaded(Struct, frozen=True):
