@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gatepost.archive.verification import ArchiveFinding
     from gatepost.archive.witnessed_heads import WitnessedReach
 
-# Nodes of which `archive verify` says how far they reach.
+# The most nodes whose end `archive verify` shows.
 _MOST_SHOWN = 20
 
 ArchiveUri = Annotated[str | None, Parameter(show_default=False)]

@@ -370,7 +370,7 @@ class _IncidentFinder:
         sentence: str,
         since: int | None = None,
     ) -> Row:
-        """Build the row; `since` replaces the start in the id where the start may still change."""
+        """Build the row. If its start may still change, `since` stands for it in the id."""
         node, agent, capability = subject
         return {
             "incident_id": stable_id(name, *subject, lasted[0] if since is None else since),
