@@ -70,6 +70,7 @@ LAYERS = {
     "core": "one gateway without its network: journal, delivery, tasks, background loops",
     "mesh": "who is alive and who leads, and the transports ([mesh.md](mesh.md))",
     "gateway": "the process: composition, API transports, administration, monitoring",
+    "a2a": "the door for A2A, and couriers to agents elsewhere ([a2a.md](a2a.md))",
     "mcp": "the MCP server, and what connects clients to it ([mcp.md](mcp.md))",
     "web": "the dashboard: pages for the operator ([dashboard.md](dashboard.md))",
     "client": "the library for authors of agents",

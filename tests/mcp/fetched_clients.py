@@ -11,6 +11,8 @@ import pytest
 PACKAGES = {
     "claude": "@anthropic-ai/claude-code@2.1.197",
     "codex": "@openai/codex@0.169.0",
+    "gemini": "@google/gemini-cli@0.61.0",
+    "mcp-inspector": "@modelcontextprotocol/inspector@1.0.3",
     "conformance": "@modelcontextprotocol/conformance@0.1.16",
 }
 

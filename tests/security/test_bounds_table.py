@@ -71,6 +71,15 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "tests/mcp/test_agent_desk.py::test_the_desk_that_was_used_least_recently_gives_way",
         "tests/security/test_mcp.py::test_a_client_cannot_make_the_gateway_watch_without_end",
     ),
+    "client of A2A, what the gateway keeps for it": (
+        "tests/security/test_a2a.py::test_streams_and_pushes_of_one_caller_are_bounded",
+        "tests/security/test_a2a.py::test_bodies_that_are_too_large_or_garbage_are_refused",
+        "tests/a2a/test_push.py::test_a_task_has_five_pushes_at_most",
+    ),
+    "agent of A2A elsewhere": (
+        "tests/a2a/test_outside.py::test_a_turn_that_does_not_end_in_time_is_a_dead_letter",
+        "tests/a2a/test_outside.py::test_an_answer_without_end_is_cut_off",
+    ),
     "connection of an agent, operations": (
         "tests/gateway/api/test_frame_channel.py::test_a_client_with_too_much_under_way_must_wait",
         "tests/gateway/api/test_frame_channel.py::test_a_client_that_does_not_listen_must_wait",

@@ -1,7 +1,7 @@
-"""Measures the MCP door: the cost of a tool call beyond its operation, and of waiting sessions.
+"""Measures the doors: the cost of a call beyond its operation, and of waiting sessions.
 
-Sends through the tool and sends through the WebSocket take turns, so that other work on the machine
-slows both alike. Each is durable before it is answered.
+Sends through the tool and sends through the WebSocket take turns, and tasks in the same way, so
+that other work on the machine slows both alike. Each is durable before it is answered.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,11 +49,16 @@ class DoorsBenchOptions(Struct, frozen=True):
 
 
 class DoorsBenchResult(Struct, frozen=True, kw_only=True):
-    """Medians in milliseconds, the share of a core of all waiting sessions, and KiB of each."""
+    """Medians in milliseconds, the share of a core of all waiting sessions, and KiB of each.
+
+    `task_ms` is a task over the WebSocket, `a2a_ms` one through A2A; both 0 without its extra.
+    """
 
     websocket_ms: float
     stdio_ms: float
     http_ms: float
+    task_ms: float
+    a2a_ms: float
     waiting_core_share: float
     waiting_session_kib: float
 
@@ -64,22 +70,33 @@ class DoorsBenchResult(Struct, frozen=True, kw_only=True):
     def http_extra_ms(self) -> float:
         return self.http_ms - self.websocket_ms
 
+    @property
+    def a2a_extra_ms(self) -> float:
+        return self.a2a_ms - self.task_ms
+
 
 def bench_doors(state_dir: Path, options: DoorsBenchOptions) -> DoorsBenchResult:
     """Measure with a fresh gateway below a directory."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as name:
-        settings = {"log__level": "error", "limits__max_unauthenticated": 4 * options.sessions}
+        settings = {
+            "log__level": "error",
+            "limits__max_unauthenticated": 4 * options.sessions,
+            "a2a__agents": _RECEIVER,
+        }
         with GatewayProcess(Path(name) / "state", **settings) as gateway:
             return asyncio.run(_measure(gateway, options))
 
 
 async def _measure(gateway: GatewayProcess, options: DoorsBenchOptions) -> DoorsBenchResult:
     times = await _time_sends(gateway, options.calls)
+    task_ms, a2a_ms = await _time_tasks(gateway, options.calls)
     share, kib = await _weigh_waiting(gateway, options)
     return DoorsBenchResult(
         websocket_ms=times[0],
         stdio_ms=times[1],
         http_ms=times[2],
+        task_ms=task_ms,
+        a2a_ms=a2a_ms,
         waiting_core_share=share,
         waiting_session_kib=kib,
     )
@@ -101,6 +118,21 @@ async def _time_sends(gateway: GatewayProcess, calls: int) -> list[float]:
             return await client.send(_RECEIVER, "x")
 
         return await _take_turns((send_plainly, stdio.send, http.send), calls)
+
+
+async def _time_tasks(gateway: GatewayProcess, calls: int) -> list[float]:
+    """Medians of a task over the WebSocket, and through A2A without waiting for its end."""
+    if find_spec("a2a") is None:
+        return [0.0, 0.0]
+    async with (
+        Client(_AGENT, state_dir=gateway.state_dir) as client,
+        _A2aClient(gateway) as a2a,
+    ):
+
+        async def create_plainly() -> object:
+            return await client.create_task("x", to=_RECEIVER)
+
+        return await _take_turns((create_plainly, a2a.send), calls)
 
 
 async def _take_turns(ways: tuple[TimedSend, ...], calls: int) -> list[float]:
@@ -188,6 +220,36 @@ class _HttpClient:
         return answer
 
 
+class _A2aClient:
+    """A client of A2A over JSON-RPC."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self._url = f"{gateway.url}/a2a/agents/{_RECEIVER}/rpc"
+        headers = {
+            "authorization": f"Bearer {gateway.token}",
+            "gatepost-agent": _AGENT,
+            "a2a-version": "1.0",
+        }
+        self._http = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT_SECS, trust_env=False)
+        self._id = 0
+
+    async def __aenter__(self) -> "_A2aClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def send(self) -> object:
+        self._id += 1
+        said = {"messageId": f"bench-{self._id}", "role": "ROLE_USER", "parts": [{"text": "x"}]}
+        params = {"message": said, "configuration": {"returnImmediately": True}}
+        call = {"jsonrpc": "2.0", "id": self._id, "method": "SendMessage", "params": params}
+        answer = json.loads((await self._http.post(self._url, json=call)).text)
+        if "result" not in answer:
+            raise BenchFailed(f"a task through A2A was refused: {answer}")
+        return answer
+
+
 # -- the cost of waiting
 
 
@@ -243,13 +305,17 @@ def _resident_kib(pid: int) -> float:
 
 
 def render_result(result: DoorsBenchResult) -> Table:
-    table = Table("", "ms (p50)", "more than the WebSocket", title="A durable send")
+    table = Table("", "ms (p50)", "more than the WebSocket", title="A durable send or task")
     table.add_row("operation over the WebSocket", f"{result.websocket_ms:.2f}", "")
     for name, took, extra in (
         ("tool call over stdio", result.stdio_ms, result.stdio_extra_ms),
         ("tool call over HTTP", result.http_ms, result.http_extra_ms),
     ):
         table.add_row(name, f"{took:.2f}", f"{extra:.2f}")
+    if result.a2a_ms:
+        table.add_row("task over the WebSocket", f"{result.task_ms:.2f}", "")
+        shown = (f"{result.a2a_ms:.2f}", f"{result.a2a_extra_ms:.2f}")
+        table.add_row("task through A2A", *shown)
     table.caption = (
         f"sessions that wait take {result.waiting_core_share:.1%} of a core together, and"
         f" {result.waiting_session_kib:,.0f} KiB each"

@@ -150,7 +150,7 @@ def _node_name(node: int) -> str:
 
 
 def _events_of_parts(shape: ArchiveShape, node: int, parts: range) -> "pa.Table":
-    """The messages and answers of a node in these parts of the hour, in order of time."""
+    """The events that a node sends and answers in these parts of the hour, in order of time."""
     import pyarrow as pa
 
     tables = [_event_table({}, 0)]

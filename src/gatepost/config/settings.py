@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 import msgspec
 from msgspec import Meta
 
+from gatepost.config.a2a_settings import A2aSettings
 from gatepost.config.bootstrap_settings import BootstrapSettings
 from gatepost.config.hub_settings import HubSettings
 from gatepost.config.loading import load_tree
@@ -556,6 +557,7 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
     ownership: OwnershipSettings = msgspec.field(default_factory=OwnershipSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     hub: HubSettings = msgspec.field(default_factory=HubSettings)
+    a2a: A2aSettings = msgspec.field(default_factory=A2aSettings)
     alerts: AlertsSettings = msgspec.field(default_factory=AlertsSettings)
     telemetry: TelemetrySettings = msgspec.field(default_factory=TelemetrySettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)

@@ -22,14 +22,10 @@ def main(arguments: list[str]) -> None:
     if arguments:
         env["GATEPOST_HOME"] = arguments[0]
     file = default_settings_path(env)
-
-    def load() -> Settings:
-        return Settings.load(file if file.exists() else None, env)
-
-    settings = load()
+    settings = Settings.load(file if file.exists() else None, env)
     log = settings.log
     logs.configure_logging(log.level, log.format, settings.named_file(log.file))
-    serve.run_gateway(settings, load)
+    serve.run_gateway(settings)
 
 
 def _stop_with_stdin() -> None:

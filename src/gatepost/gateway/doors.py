@@ -44,6 +44,7 @@ from gatepost.wire.report_views import IncidentPage, Journey
 _DOORS: Mapping[str, str] = {
     "mcp": "gatepost.mcp.server.door",
     "web": "gatepost.web.door",
+    "a2a": "gatepost.a2a.door",
 }
 
 
@@ -165,6 +166,10 @@ class DoorServices:
         """The caller behind a connection that only the operator's account can open."""
         session = None if agent is None else self._external.local_session(agent)
         return DoorCaller(session, is_operator, is_local=True)
+
+    async def is_session_live(self, session: str) -> bool:
+        """Whether a session that was seen before still has its authority."""
+        return await self._external.is_session_live(session)
 
     # -- operations
 

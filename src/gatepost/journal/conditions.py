@@ -1,4 +1,4 @@
-"""The conditions of a filter as SQL, joined with AND."""
+"""The conditions of a filter as SQL: those that are given have to hold together."""
 
 from collections.abc import Iterable
 

@@ -2,6 +2,8 @@
 
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -12,6 +14,7 @@ from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway, choose_context_name
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
 from gatepost.cli.problems import ExitCode, usage_problem
+from gatepost.errors import UnknownAgent
 from gatepost.events import Order, check_agent_id
 from gatepost.wire.gateway_views import AgentInfo, MailboxCounts
 from gatepost.wire.operations import AgentRole, Count, Done
@@ -32,6 +35,8 @@ def add_agents(
     standby: Flag = False,
     role: AgentRole | None = None,
     order: Order | None = None,
+    a2a: Annotated[str | None, Parameter(name="--a2a")] = None,
+    a2a_token_file: Annotated[str | None, Parameter(name="--a2a-token-file")] = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Register agents, so that mail can be sent to them.
@@ -45,6 +50,7 @@ def add_agents(
       gatepost agent add bob --standby
       gatepost agent add bob --role maintenance
       gatepost agent add worker --order none
+      gatepost agent add planner --a2a https://planner.example --a2a-token-file planner.token
 
     Parameters
     ----------
@@ -53,16 +59,30 @@ def add_agents(
     standby
         The agents live behind another gateway; this one takes their mail while that one is away.
     role
-        Their role, which the room shows. It replaces the role of a known agent.
+        Their role, which the room shows. For an agent that is there already, it is changed.
     order
         none: their mailboxes are work queues, whose mail several workers share. fifo: the mail of
-        each sender is handled in order. Waiting mail is not changed.
+        each sender is handled in order. Mail that is there already stays as it is.
+    a2a
+        The address of an agent of A2A elsewhere, without the path of its card. The gateway carries
+        the mail of NAME there, and brings back the answers.
+    a2a_token_file
+        The file with the token for that agent, on the gateway's machine. It is read before each
+        call.
     """
+    if a2a is not None and len(names) != 1:
+        raise usage_problem("--a2a is the address of one agent: name one")
+    if a2a is None and a2a_token_file is not None:
+        raise usage_problem("--a2a-token-file goes with --a2a")
     wanted = {"standby": "true" if standby else None, "role": role, "order": order}
     query = urlencode({name: value for name, value in wanted.items() if value})
     more = f"?{query}" if query else ""
     with options.find_gateway() as gateway:
         added = [gateway.put(_agent_path(name) + more, AgentInfo) for name in names]
+        if a2a is not None:
+            token_file = str(Path(a2a_token_file).absolute()) if a2a_token_file else ""
+            address = {"url": a2a, "token_file": token_file}
+            gateway.put(_outside_path(names[0]), Any, address)
     ids = ", ".join(agent.id for agent in added)
     effect = "this gateway stands by for" if standby else "mail can be sent to"
     output.print_result(options, added, lambda: output.print_line(f"{effect} {ids}"))
@@ -243,8 +263,8 @@ def _print_aliases(found: dict[str, str]) -> None:
 def give_agent(name: AgentName, node: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     """Give an agent of this gateway to another gateway.
 
-    The agent moves with its waiting mail, even if it is served here. The mail waits until the agent
-    is registered there: it connects, or `gatepost agent add`.
+    The agent moves with its waiting mail, although it may be served here. The mail
+    waits until the agent is registered there: it connects, or `gatepost agent add`.
 
     For example:
 
@@ -431,6 +451,8 @@ def remove_agent(
         if not output.confirm_action(question, yes or not waiting, options):
             return ExitCode.FAILED
         count = gateway.delete(path, Count).count
+        with suppress(UnknownAgent):
+            gateway.delete(_outside_path(name), Done)
     text = f"{name} removed; {output.format_count(count, 'message')} became dead letters"
     output.print_result(options, {"count": count}, lambda: output.print_line(text))
     return ExitCode.OK
@@ -439,6 +461,10 @@ def remove_agent(
 def _waiting_count(gateway: CliGateway, name: str) -> int:
     boxes = gateway.get("/v1/mailboxes", list[MailboxCounts])
     return sum(box.waiting for box in boxes if box.name == name)
+
+
+def _outside_path(name: str) -> str:
+    return f"/v1/a2a/agents/{check_agent_id(name)}"
 
 
 def _agent_path(name: str) -> str:

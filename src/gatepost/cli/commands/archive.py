@@ -8,7 +8,6 @@ from cyclopts import Parameter
 from msgspec import Struct
 
 from gatepost.cli import output
-from gatepost.cli.extras import install_line
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.progress_bar import ProgressBar
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from gatepost.archive.verification import ArchiveFinding
     from gatepost.archive.witnessed_heads import WitnessedReach
 
-# The most nodes whose end `archive verify` shows.
+# Nodes of which `archive verify` says how far they reach.
 _MOST_SHOWN = 20
 
 ArchiveUri = Annotated[str | None, Parameter(show_default=False)]
@@ -144,7 +143,7 @@ def _open_archive(
         from gatepost.archive.archive_store import ArchiveStore
     except ModuleNotFoundError:
         raise CommandProblem(
-            "extra_missing", f"archives need pyarrow: {install_line('archive')}", ExitCode.USAGE
+            "config_error", "archives need pyarrow: install gatepost[archive]", ExitCode.USAGE
         ) from None
     try:
         store = ArchiveStore.open(archive_uri)

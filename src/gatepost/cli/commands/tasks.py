@@ -35,7 +35,7 @@ TASKS_PATH = "/api/hub/tasks"
 DEFAULT_SENDER = "cli"
 _COLUMNS = ("Task", "Agent", "Status", "Progress", "Created", "Description")
 _POLL_SECS = 30.0
-# How often followers read the state of a session, which can change without output.
+# A session changes its state without output, so those who follow it look this often.
 _SESSION_SECS = 2.0
 
 # A task that an external agent executes has no log, and logs go through no relay.
@@ -250,7 +250,7 @@ def show_log(
     task_id
         The id of the task.
     follow
-        Continue until the session ends.
+        Go on until the session ends.
     tail
         Begin this many bytes before the end.
     """
@@ -340,9 +340,9 @@ def cancel_task(
 ) -> int:
     """Cancel a task; its session is ended.
 
-    If another gateway executes the task, that gateway decides. With --wait, the states of the
-    session are told on standard error until it has ended, and the exit status is 0 only if the task
-    is cancelled then.
+    If another gateway executes the task, that one decides. With --wait, the states of
+    the session are told on standard error until it has ended, and the exit status is 0
+    only if the task is cancelled then.
 
     For example:
 
@@ -354,7 +354,7 @@ def cancel_task(
     task_id
         The id of the task.
     reason
-        The reason, for the other side.
+        Why, for the other side.
     wait
         Wait until the task and its session have ended.
     timeout

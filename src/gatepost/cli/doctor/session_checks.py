@@ -111,8 +111,7 @@ def check_limits(*, takes_limits: bool) -> Findings:
             "sessions",
             "the kernel gives this user no control groups: limits of sessions hold for each of"
             " their processes, not for all together",
-            "where that matters, let agents run in containers (`runtime`: `docker`), whose engine"
-            " limits a session as a whole",
+            "run the gateway by `gatepost service install`, whose unit has Delegate=yes",
             is_advice=True,
         )
 

@@ -25,11 +25,13 @@ from gatepost.access import (
 )
 from gatepost.access.agent_invites import IssuedAgentInvite
 from gatepost.access.auth_messages import AgentInviteRequest, ContextToken, ContextTokenRequest
+from gatepost.access.grants import live_session_end
 from gatepost.access.scopes import AGENT_SCOPES, ENDPOINT_AUTHORITY, AgentEndpoint
 from gatepost.errors import (
     ExpiredToken,
     GatepostError,
     InvalidToken,
+    Revoked,
     Unauthorized,
 )
 from gatepost.events import check_agent_id
@@ -70,6 +72,8 @@ _BASE_PATH = "/ansible/agent"
 _NO_LOCAL_TOKEN = {"open": True}
 _MAX_BODY_BYTES = 16 * 1024
 _TOUCH_EVERY_MS = 60_000
+# Ids of sessions of this machine's account begin so; no other id has a colon.
+_LOCAL = "local:"
 # Application close codes: the equivalent HTTP status plus 4000.
 _CLOSE_CODE_BASE = 4000
 
@@ -194,8 +198,18 @@ class ExternalAgents:
     def local_session(self, agent: str) -> AgentSession:
         """The authority of an agent on this machine, which runs under the operator's account."""
         name, now = require_agent_name(check_agent_id(agent)), self._core.clock.now()
-        id = f"local:{name}"
+        id = f"{_LOCAL}{name}"
         return AgentSession(id, name, AGENT_SCOPES, "access", "", 2**53, now, "", True)
+
+    async def is_session_live(self, session: str) -> bool:
+        """Whether a session can still act. One of this machine's account always can."""
+        if session.startswith(_LOCAL):
+            return True
+        try:
+            await self._core.read(lambda tx: live_session_end(tx, session))
+        except Revoked:
+            return False
+        return True
 
     async def _perform(self, session: AgentSession, op: Op) -> Any:
         await self._rules.check_subject(session, op)

@@ -1,0 +1,1 @@
+"""Agents of A2A elsewhere, which are agents of this gateway: their mail is carried to them."""
