@@ -8,6 +8,7 @@ refused: it lacks a required column, has a column of another kind of type, or na
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -48,7 +49,7 @@ def read_segment_table(source: Any, columns: Sequence[str], where: str) -> pa.Ta
 
 def require_columns(file: pq.ParquetFile, problem: str) -> None:
     """Raise ArchiveError if the file cannot be projected, ArchiveTooNew if a newer one wrote it."""
-    fault = find_wrong_columns(file.schema_arrow)
+    fault = find_wrong_columns(file.schema_arrow.remove_metadata())
     if fault is None:
         return
     stated = (file.metadata.metadata or {}).get(b"gatepost.schema", b"")
@@ -60,6 +61,8 @@ def require_columns(file: pq.ParquetFile, problem: str) -> None:
     raise ArchiveError(f"{problem}: {fault}")
 
 
+# The many files of an archive have the columns of a few versions.
+@lru_cache(maxsize=64)
 def find_wrong_columns(schema: pa.Schema) -> str | None:
     """The reason why a file with these columns cannot be projected; None if it can."""
     names = Counter(name.lower() for name in schema.names)
@@ -75,6 +78,7 @@ def find_wrong_columns(schema: pa.Schema) -> str | None:
                 return f"the file lacks the column {field.name}"
             continue
         found = schema.field(field.name).type
+        found = found.value_type if pat.is_dictionary(found) else found
         if not _is_castable(found, field.type):
             return f"the column {field.name} is {found}, not {field.type}"
     return None
@@ -102,8 +106,6 @@ def _is_castable(found: pa.DataType, wanted: pa.DataType) -> bool:
 
     Arrow would cast more, such as texts to numbers and seconds to milliseconds of another meaning.
     """
-    if pat.is_dictionary(found):
-        found = found.value_type
     if pat.is_null(found):
         return True
     return any(

@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -43,6 +44,7 @@ _ACCEPT_MS, _PROCESS_MS = 5, 50
 _EVENTS_PER_DELIVERY = 3
 # About how many deliveries of a node are made at once.
 _BUILT_DELIVERIES = 50_000
+_SMALL_DRIVER: Final = {"spark.driver.memory": "2g"}
 # So many are worth a second process.
 _MANY_EVENTS = 100_000
 
@@ -315,7 +317,8 @@ def measure_plan(
 ) -> ShapeResult:
     """Plan a run over an archive of this shape of which only the manifests exist.
 
-    The plan is made in this process and carried to executors, which count its rows.
+    The plan is made in this process and carried to executors, which count its rows. The JVM of the
+    driver has a heap of 2 GB.
     """
     shape = shape or SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
@@ -324,7 +327,7 @@ def measure_plan(
         step(f"{name}: writing the manifests of {shape.nodes:,} nodes")
         write_manifests(archive, shape)
         step(f"{name}: planning a run")
-        return _time_job(plan_run, str(archive), "", name, shape, master)
+        return _time_job(plan_run, str(archive), "", name, shape, master, _SMALL_DRIVER)
 
 
 def write_manifests(root: Path, shape: ArchiveShape) -> None:
@@ -401,13 +404,14 @@ def _time_job(
     name: str,
     shape: ArchiveShape,
     master: str,
+    conf: Mapping[str, str] = MappingProxyType({}),
 ) -> ShapeResult:
     from gatepost.pipeline.session import spark_session
     from gatepost.pipeline.transport import SparkTransport
 
     with watch_memory() as driver, watch_largest_tree(EXECUTOR_NAME) as executor:
         start = time.perf_counter()
-        with spark_session(master, name="bench", brief=True) as spark:
+        with spark_session(master, name="bench", conf=conf, brief=True) as spark:
             session = time.perf_counter() - start
             ran = job(SparkTransport(spark), archive, tables)
             seconds = time.perf_counter() - start - session

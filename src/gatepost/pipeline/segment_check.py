@@ -25,6 +25,8 @@ from gatepost.pipeline.read_plan import ROW_GROUP, SegmentFile
 
 # All but the bodies, which are large, and which no table is made of.
 _COLUMNS: Final = tuple(name for name in EVENT_SCHEMA.names if name != "body")
+_ENCODED: Final = (*TEXT_COLUMNS, "incarnation")
+_SCHEMA: Final = encoded_schema(_COLUMNS, _ENCODED)
 _LARGEST_BLOB: Final = 2**40
 _LARGEST_NUMBER: Final = 2**53 - 1
 _IDS: Final = ("event_id", "ref_id")
@@ -46,42 +48,46 @@ def check_content(content: pa.Buffer, segment: SegmentFile, id_age: int) -> Segm
     if content.size != segment.bytes or hashlib.sha256(content).digest() != segment.sha256:
         return SegmentCheck("the file is not the one that was archived")
     try:
-        fault = _find_wrong_schema(content, segment)
-        return SegmentCheck(fault) if fault else _check_rows(content, segment, id_age)
+        file = _open_content(content)
     except READ_ERRORS as error:
-        return SegmentCheck(f"the file cannot be decoded: {_first_line(error)}")
+        return SegmentCheck(f"the file is no Parquet: {_first_line(error)}")
+    with file:
+        try:
+            fault = _find_wrong_schema(file, segment)
+            return SegmentCheck(fault) if fault else _check_rows(file, segment, id_age)
+        except READ_ERRORS as error:
+            return SegmentCheck(f"the file cannot be decoded: {_first_line(error)}")
 
 
-def _find_wrong_schema(content: pa.Buffer, segment: SegmentFile) -> str | None:
+def _open_content(content: pa.Buffer) -> pq.ParquetFile:
+    def open_file(**options: Collection[str]) -> pq.ParquetFile:
+        return pq.ParquetFile(pa.BufferReader(content), **options)
+
+    return open_encoded(open_file, _ENCODED)
+
+
+def _find_wrong_schema(file: pq.ParquetFile, segment: SegmentFile) -> str | None:
+    rows = file.metadata.num_rows
+    if rows != segment.rows:
+        return f"the file has {rows} events, the manifest lists {segment.rows}"
     try:
-        with pq.ParquetFile(pa.BufferReader(content)) as file:
-            rows = file.metadata.num_rows
-            if rows != segment.rows:
-                return f"the file has {rows} events, the manifest lists {segment.rows}"
-            require_columns(file, "its columns are not those of events")
-    except READ_ERRORS as error:
-        return f"the file is no Parquet: {_first_line(error)}"
+        require_columns(file, "its columns are not those of events")
     except ArchiveError as error:
         return error.message
     return None
 
 
-def _check_rows(content: pa.Buffer, segment: SegmentFile, id_age: int) -> SegmentCheck:
-    def open_file(**options: Collection[str]) -> pq.ParquetFile:
-        return pq.ParquetFile(pa.BufferReader(content), **options)
-
-    schema = encoded_schema(_COLUMNS, (*TEXT_COLUMNS, "incarnation"))
+def _check_rows(file: pq.ParquetFile, segment: SegmentFile, id_age: int) -> SegmentCheck:
     first, far = segment.first, 0
-    with open_encoded(open_file, [*TEXT_COLUMNS, "incarnation"]) as file:
-        present = set(file.schema_arrow.names)
-        wanted = [name for name in _COLUMNS if name in present]
-        for batch in file.iter_batches(ROW_GROUP, columns=wanted, use_threads=False):
-            rows = project_batch(batch, schema, segment)
-            rows.validate(full=True)
-            if fault := _find_impossible_value(rows, segment, first):
-                return SegmentCheck(fault)
-            first += rows.num_rows
-            far += _count_far_ids(pa.Table.from_batches([rows]), id_age)
+    present = set(file.schema_arrow.names)
+    wanted = [name for name in _COLUMNS if name in present]
+    for batch in file.iter_batches(ROW_GROUP, columns=wanted, use_threads=False):
+        rows = project_batch(batch, _SCHEMA, segment)
+        rows.validate(full=True)
+        if fault := _find_impossible_value(rows, segment, first):
+            return SegmentCheck(fault)
+        first += rows.num_rows
+        far += _count_far_ids(pa.Table.from_batches([rows]), id_age)
     return SegmentCheck(far_ids=far)
 
 
