@@ -29,3 +29,15 @@ def test_a_worker_imports_the_package_from_the_file(tmp_path: Path) -> None:
 def test_the_same_package_makes_the_same_file(tmp_path: Path) -> None:
     one, two = zip_package(tmp_path / "1.zip"), zip_package(tmp_path / "2.zip")
     assert one.read_bytes() == two.read_bytes()
+
+
+def test_the_command_runs_from_the_file(tmp_path: Path) -> None:
+    shipped = zip_package(tmp_path / "gatepost.zip")
+    code = (
+        f"import sys; sys.path.insert(0, {str(shipped)!r});"
+        " from gatepost.cli import main; sys.argv[1:] = ['pipeline', 'run', '--help']; main()"
+    )
+    said = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert "--archive" in said

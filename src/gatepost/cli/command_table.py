@@ -5,10 +5,8 @@ commands. `gatepost --help` reads the summaries from the source: to import every
 """
 
 from functools import cache
-from pathlib import Path
+from pkgutil import get_data
 from typing import NamedTuple
-
-_COMMANDS_FOLDER = Path(__file__).with_name("commands")
 
 
 class CommandEntry(NamedTuple):
@@ -27,8 +25,10 @@ class CommandEntry(NamedTuple):
 
 @cache
 def _read_source(module: str) -> str:
-    file = _COMMANDS_FOLDER.joinpath(*module.split(".")).with_suffix(".py")
-    return file.read_text(encoding="utf-8")
+    # Not a file of its own where `spark-submit` runs the package from a zip.
+    content = get_data("gatepost.cli.commands", f"{module.replace('.', '/')}.py")
+    assert content is not None
+    return content.decode()
 
 
 # The help shows groups and commands in this order.
