@@ -38,7 +38,7 @@ from gatepost.room.records import NodeStatus
 HEARTBEAT_MS = 90_000
 # So many offsets of a gateway's clock are remembered: a clock that was set is believed soon.
 _OFFSETS_KEPT = 4
-# After its start a gateway has yet to hear of the others, and whether it was overridden itself.
+# After a start, a gateway first has to hear from the others, and whether it was overridden.
 _SETTLING_MS = 60_000
 
 

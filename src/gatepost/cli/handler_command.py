@@ -43,7 +43,7 @@ GRACE_SECS = 5.0
 
 
 class HandlerCommand:
-    """One command for all messages. `environment` is that of the command, before its message."""
+    """One command for all messages. `environment` lacks the variables of a message."""
 
     def __init__(
         self,

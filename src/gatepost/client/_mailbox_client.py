@@ -93,7 +93,7 @@ class MailboxClient:
         return self
 
     async def open_when_reachable(self) -> None:
-        """Connect like `async with`, but wait for a gateway that does not run yet."""
+        """Connect like `async with`, but wait if the gateway does not run yet."""
         self._loop = asyncio.get_running_loop()
         await self._connection.open_when_reachable()
 
@@ -340,10 +340,10 @@ class MailboxClient:
     ) -> str:
         """Register `agent`, so that messages can be sent to it.
 
-        `order` is that of its mail which asks for none itself. With `takes_skills` it is asked to
-        install delegation skills. `executor_skills` are those it hosts: the version by the id or
-        path of each. All stay as they are if they are not given.
-        Returns why the agent's mail goes to another gateway; empty if it comes here.
+        `order` is the default order of its mail. With `takes_skills` it is asked to install
+        delegation skills. `executor_skills` are those it hosts: id or path → version. Arguments
+        that are not given change nothing. Returns why the agent's mail goes to another gateway;
+        empty if it comes here.
         """
         stated = executor_skills
         op = Register(

@@ -71,12 +71,12 @@ class Message:
 
     @property
     def order(self) -> Order:
-        """`none` if the message waits for no other of its sender, and none waits for it."""
+        """`none` if the message has no order among the messages of its sender."""
         return self._wire.order
 
     @property
     def subject(self) -> str | None:
-        """What the message is about, if its sender said so."""
+        """The subject of the message, if its sender gave one."""
         return None if self.event is None else self.event.subject
 
     @property

@@ -55,7 +55,7 @@ class OperationSlots:
         self._free += count
 
     def _leave_queue(self, ready: "asyncio.Future[None]") -> None:
-        """A waiter that leaves just after it got its slot passes the slot on."""
+        """Leave the queue; a waiter that just got a slot passes it on."""
         if ready.done() and not ready.cancelled():
             self.release_slots(1)
         ready.cancel()

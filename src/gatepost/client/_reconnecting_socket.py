@@ -18,7 +18,7 @@ _LASTING_SECS = 2.0
 
 
 class ReconnectingSocket:
-    """`current` is the open socket or None; `problem` says why there is none.
+    """`current` is the open socket; if it is None, `problem` says why.
 
     `on_open` is called after each connect, `on_lost` with the socket when a connection ends,
     `on_writable` when a socket that was full takes frames again.
@@ -90,7 +90,7 @@ class ReconnectingSocket:
         except ExpiredToken:
             if target.expire_token is None:
                 raise
-            # The clocks differ: the token has expired there, but not here.
+            # Because the clocks differ, the token has expired at the gateway but not here.
             await asyncio.to_thread(target.expire_token)
             await self._open_socket_to(await asyncio.to_thread(self._locate))
 
@@ -141,7 +141,7 @@ class ReconnectingSocket:
         self._delay = min(self._delay * 2, _LONGEST_DELAY)
 
     def _report_problem(self, problem: str) -> None:
-        """Log a problem once, however often it is met."""
+        """Log a problem once, even if it occurs repeatedly."""
         if problem != self.problem:
             log.warning("%s", problem)
         self.problem = problem

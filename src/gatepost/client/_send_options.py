@@ -1,4 +1,4 @@
-"""What the caller of `send`, `request` or `broadcast` can choose about a message, in one place."""
+"""The options of `send`, `request` and `broadcast`, in one place."""
 
 from pathlib import Path
 from typing import IO, TypedDict
@@ -33,7 +33,7 @@ class SendOptions(TypedDict, total=False):
     traceparent: str | None
 
 
-# These belong to the call; the others are fields of the message.
+# Options of the call; the others are fields of the message.
 _OF_THE_CALL = {"timeout", "payload_file"}
 _OF_THE_MESSAGE = SendOptions.__optional_keys__ - _OF_THE_CALL
 

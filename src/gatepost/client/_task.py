@@ -1,4 +1,4 @@
-"""A task as its executor sees it, and the calls of a client about tasks."""
+"""Tasks in the client: calls of a requester, and the task of an executor."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ class TaskClient(MailboxClient):
         return made
 
     async def show_task(self, task_id: str, *, timeout: float = DEFAULT_TIMEOUT) -> TaskView:
-        """A task as it is now."""
+        """The current state of a task."""
         op = TaskAwait(task_id=task_id, wait_secs=0)
         answer: TaskAwaited = await self._request_answer(op, self._loop.time() + timeout)
         return answer.task
@@ -180,13 +180,13 @@ class TaskClient(MailboxClient):
     async def cancel_task(
         self, task_id: str, *, reason: str = "", timeout: float = DEFAULT_TIMEOUT
     ) -> TaskView:
-        """Cancel a task. If another gateway executes it, that one decides; see `await_task`."""
+        """Cancel a task. If another gateway executes it, that gateway decides; see `await_task`."""
         op = TaskCancel(task_id=task_id, reason=reason[:2000])
         answer: TaskAwaited = await self._request_answer(op, self._loop.time() + timeout)
         return answer.task
 
     async def report_task(self, report: TaskReport, *, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Report about a task of one's own; `Agent.on_task` does so by itself."""
+        """Report about a task that one executes; `Agent.on_task` does this itself."""
         result = report.result
         size = 0 if isinstance(result, UnsetType) else len(memoryview(result))
         if not isinstance(result, UnsetType) and not fits_frame(result):
@@ -217,8 +217,8 @@ class _RequestDocument(Struct):
 class AgentTask:
     """A task for this agent. The handler's return value is its result.
 
-    `id` is the one that its requester knows, at every attempt. `attempt_id` is another one for each
-    attempt: that of the event which brought it.
+    `id` is the one that its requester knows, at every attempt. `attempt_id` differs for each
+    attempt: it is the id of the event that brought it.
     """
 
     def __init__(self, message: Message, document: Any, client: "Client", agent: str) -> None:

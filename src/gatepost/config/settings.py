@@ -408,8 +408,8 @@ class ArchiveSettings(SettingsSection, frozen=True, kw_only=True):
     ] = 7 * 86_400.0
 
 
-# A link is ended after this part of the time that a sender waits for an owner. Pings are not more
-# frequent than a busy machine can answer.
+# A silent link ends after this part of the time for which a sender waits for an owner. Pings are
+# rare enough for a busy machine.
 _SILENCE_OF_WAIT = 0.6
 _SHORTEST_SILENCE_SECS, _LONGEST_SILENCE_SECS = 5.0, 40.0
 
@@ -455,18 +455,18 @@ class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
 
     @property
     def link_silence_secs(self) -> float:
-        """How long a link may be silent, or its gateway stand still, before the link is ended.
+        """How long a link may be silent, or its gateway suspended, before the link is ended.
 
-        Well before a sender gives up what went over it.
+        This is well before a sender gives up messages that went over it.
         """
         wait = self.offline_secs + self.accept_timeout_secs
         return min(_LONGEST_SILENCE_SECS, max(_SHORTEST_SILENCE_SECS, wait * _SILENCE_OF_WAIT))
 
     @property
     def verdict_wait_secs(self) -> float:
-        """How long the sender of an expired message waits for the word of its owner.
+        """How long the sender of an expired message waits for a receipt of its owner.
 
-        By then a link that brings no answer is dead, whatever the settings are.
+        By then a link without an answer has ended, with any settings.
         """
         wait = self.offline_secs + self.accept_timeout_secs
         return max(wait, self.link_silence_secs / _SILENCE_OF_WAIT)

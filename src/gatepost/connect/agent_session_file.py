@@ -3,7 +3,7 @@
 The file starts as an invite, as `gatepost agent invite` prints it. The first use exchanges the
 invite; from then on the file holds the session, which is refreshed before it expires. A refresh
 token works only once, so one process at a time refreshes. Each refresh has a random number, which
-is written down first: if the answer is lost, the same client may ask again with the same number.
+is saved first: if the answer is lost, the client can repeat the request with it.
 """
 
 import secrets
@@ -53,7 +53,7 @@ def holds_session(file: Path) -> bool:
     try:
         start = file.read_bytes()[:8].lstrip()
     except OSError:
-        # `read_token` reports why the file cannot be read.
+        # `read_token` reports the reason.
         return False
     return start.startswith((b"{", AGENT_INVITE_PREFIX.encode()))
 

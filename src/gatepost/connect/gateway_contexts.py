@@ -61,7 +61,7 @@ class GatewayContexts:
         return self._home / "contexts"
 
     def create_token_folder(self) -> Path:
-        # `parents` would make the state directory with other rights, and no gateway runs on that.
+        # `parents` would create the state directory with permissions that a gateway refuses.
         self._create_home()
         self.token_folder.mkdir(mode=0o700, exist_ok=True)
         return self.token_folder
@@ -139,7 +139,7 @@ def require_private(file: Path) -> None:
     try:
         mode = file.stat().st_mode
     except OSError:
-        # Whoever reads it reports why it cannot be read.
+        # The reader of the file reports the reason.
         return
     if mode & _OTHERS:
         raise Unauthorized(f"others on this machine can use {file}: run `chmod 600 {file}`")

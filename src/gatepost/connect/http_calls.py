@@ -1,7 +1,7 @@
 """HTTP calls to a gateway: each returns the value of the answer, or raises the gateway's error.
 
-No call uses a proxy: it would see the token. An answer may come from anybody who listens at the
-address. So a body is read in pieces up to a limit of bytes and time, and never decompressed.
+No call uses a proxy: it would see the token. Any program that listens at the address can send an
+answer. So a body is read in pieces up to a limit of bytes and time, and never decompressed.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ UNCOMPRESSED = {"accept-encoding": "identity"}
 
 
 class NotGatewayAnswer(Exception):
-    """An answer that no gateway gives. Each caller reports it with its own advice."""
+    """An answer that is not from a gateway. Each caller reports it with its own advice."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status} with unexpected content")
@@ -243,7 +243,7 @@ class AsyncHttpCalls:
 def _choose_verification(url: str, verify: ssl.SSLContext | bool) -> ssl.SSLContext | bool:
     if not url.startswith("https:"):
         return False
-    # httpx's own list of authorities is neither the system's nor that of SSL_CERT_FILE.
+    # httpx uses its own list of authorities, not the system's or SSL_CERT_FILE.
     return authority_context() if verify is True else verify
 
 

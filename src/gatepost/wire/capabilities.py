@@ -6,7 +6,7 @@ from msgspec import Struct
 class CapabilityView(Struct, omit_defaults=True):
     """A capability of the room. `published_here`: this gateway publishes it.
 
-    `note` says what was not checked as it was published.
+    `note` names checks that were skipped when it was published.
     """
 
     capability_id: str
@@ -36,7 +36,7 @@ class InstallView(Struct, omit_defaults=True):
 
 
 class CapabilityHealth(Struct):
-    """How a capability fares: tasks requested here by state, skill installs, open reviews."""
+    """The health of a capability: tasks requested here by state, skill installs, open reviews."""
 
     capability: CapabilityView
     tasks: dict[str, int]

@@ -9,9 +9,9 @@ from gatepost.wire.operations import AgentRole, Failure
 class AgentInfo(Struct, frozen=True, omit_defaults=True):
     """An agent that this gateway hosts.
 
-    `owner` is the gateway that owns it according to the room; `rivals` claim it too, in vain.
-    `standby`: another gateway owns it, and this one can stand in. `problem` says why this gateway
-    does not own it.
+    `owner` is the gateway that owns it according to the room; `rivals` have claims that do not
+    count. `standby`: another gateway owns it, and this one can stand in. `problem` says why this
+    gateway does not own it.
     """
 
     id: str
@@ -27,7 +27,7 @@ class AgentInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class MailboxCounts(Struct, frozen=True):
-    """A mailbox at a glance. `order` is that of mail that asks for none itself."""
+    """The counts of a mailbox. `order` is its default order."""
 
     name: str
     waiting: int
@@ -49,7 +49,7 @@ class Undelivered(Struct, frozen=True, omit_defaults=True):
 
     `verdict` is the last answer of its owner, or says that there was none or that the message was
     never sent; `verdict_at` is its time if it came after the message was given up. `safe` means
-    that its turn cannot have been taken, so that a replay cannot cause a second turn.
+    that it cannot have had a turn, so a replay cannot cause a second one.
     """
 
     event_id: str
@@ -96,10 +96,10 @@ class StoredBlob(Struct, frozen=True):
 class PeerStatus(Struct, frozen=True):
     """How a gateway stands with another one. Times are epoch milliseconds.
 
-    `state` says it in words, with the reason and the age; the other fields are for programs.
-    `linked`: there is a link; else `relay` names the relay that brings its outbox, if one does.
-    `waiting` messages have no receipt of it yet, the oldest since `waiting_since`, for the reason
-    `why`; `accepted` ones are not processed yet. `problem` is the reason for a missing link.
+    `state` describes it in words, with reason and age; the other fields are for programs. `linked`:
+    there is a link; else `relay` names the relay that brings its outbox, if one does. `waiting`
+    messages have no receipt from it yet, the oldest since `waiting_since`, for the reason `why`;
+    `accepted` ones are not processed yet. `problem` is the reason for a missing link.
     """
 
     id: str
@@ -118,11 +118,11 @@ class PeerStatus(Struct, frozen=True):
 class Status(Struct, frozen=True):
     """A gateway at a glance. `problem` says why it is not `accepting`.
 
-    `dead_letters_open` were not sent again. `runs_as_root` is a risk: whatever is wrong with the
-    gateway then has the whole machine.
-    `answered_late` counts undelivered messages of which a receipt came after they were given up.
-    `mesh_problems`: what an operator has to do about the mesh, a sentence each. `health` is
-    `online` or `degraded`, and `health_problems` has the reasons.
+    `dead_letters_open` were not sent again. `runs_as_root` is a risk, because a fault of the
+    gateway then affects the whole machine. `answered_late` counts undelivered messages of which a
+    receipt came after they were given up. `mesh_problems`: what an operator has to do about the
+    mesh, a sentence each. `health` is `online` or `degraded`, and `health_problems` has the
+    reasons.
     """
 
     node_id: str

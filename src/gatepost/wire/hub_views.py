@@ -6,7 +6,7 @@ from gatepost.wire.tasks import TaskView
 
 
 class HubAgentView(Struct, omit_defaults=True):
-    """An agent that this hub runs. A session sees how its own agent runs, and not how others do."""
+    """An agent that this hub runs. A session sees the details of its own agent only."""
 
     name: str
     description: str
@@ -33,7 +33,7 @@ class TaskList(Struct):
 
 
 class HubTask(TaskView, kw_only=True, omit_defaults=True):
-    """A task as the hub's own clients know it: they find these fields in every answer.
+    """A task in the form of the hub's clients, which expect these fields in every answer.
 
     So does `result`, unless it is a blob.
     """
@@ -83,7 +83,7 @@ class HubSessions(Struct):
 class LogView(Struct):
     """A piece of a session's log, from `offset` up to `end`. `is_complete`: nothing follows.
 
-    `session_state` is that of the session as the piece was read: it says how far its end is.
+    `session_state` is the state of the session when the piece was read.
     """
 
     offset: int

@@ -18,7 +18,7 @@ class Term(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ord
 
 
 class MeshSecretView(SecretValue, frozen=True):
-    """`join_secret` is the text for `gatepost join --via`; whoever has it can join.
+    """`join_secret` is the text for `gatepost join --via`, with which any machine can join.
 
     `master_onion` is the onion service of the mesh, where its nodes are in Tor.
     """
@@ -53,8 +53,8 @@ class MeshStatusView(Struct, frozen=True):
     """The mesh as this gateway sees it. Without a mesh the genesis of the room leads.
 
     `refused`: reason → datagrams that did not count. `changes` counts the changes of liveness and
-    of the election. `problems`: what an operator has to do, a sentence each. `is_barred`: this
-    gateway does not claim the lease because of one of them.
+    of the election. `problems`: the actions that an operator must take, a sentence each.
+    `is_barred`: this gateway does not claim the lease because of one of them.
     """
 
     node: str

@@ -53,10 +53,10 @@ Targets = Annotated[list[AgentId], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class NewMessage(Struct, rename={"from_": "from"}, omit_defaults=True, forbid_unknown_fields=True):
-    """A message as a sender writes it.
+    """A message from a sender.
 
-    The mailbox protocol wants unknown fields of a message ignored: one that has any is decoded
-    again without them. `attempt` and `protocol_version` are for diagnostics.
+    The mailbox protocol requires unknown fields of a message to be ignored, so a message with any
+    is decoded again without them. `attempt` and `protocol_version` are for diagnostics.
     """
 
     is_open: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class NewMessage(Struct, rename={"from_": "from"}, omit_defaults=True, forbid_un
 
 
 class LeasedMessage(Struct, rename={"from_": "from"}, omit_defaults=True):
-    """A message as a consumer gets it. `receipt` is its lease handle.
+    """A message for a consumer. `receipt` is its lease handle.
 
     `event` is set when the message came through `send`.
     """
@@ -206,7 +206,7 @@ class Subscribe(Op):
 
 
 class Unsubscribe(Op):
-    """Stop the pushing and release the messages that are not settled."""
+    """Stop the subscription and release the messages that are not settled."""
 
     mailbox: AgentId
 
@@ -236,7 +236,7 @@ class Nack(Op):
 
 
 class Extend(Op):
-    """Extend the leases of these lease handles: the consumer is still at work."""
+    """Extend the leases of these lease handles, because the consumer is still working."""
 
     mailbox: AgentId
     receipts: LeaseHandles
@@ -290,7 +290,7 @@ class NewSend(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class SendCheck(Struct, forbid_unknown_fields=True):
-    """Messages that are not sent: would they be? `left_out` has the sizes of payloads left out,
+    """Check whether messages would be sent. `left_out` has the sizes of payloads left out,
     by the index of their message.
     """
 
@@ -323,9 +323,9 @@ ExecutorSkills = Annotated[tuple[StatedSkill, ...], msgspec.Meta(max_length=256)
 class Register(Op):
     """Register an agent here. `standby`: another gateway owns it, and this one can stand in.
 
-    `role` is for people, and `order` is the order of mail that asks for none itself. With
-    `takes_skills` it is asked to install delegation skills. `executor_skills` are those that it
-    hosts. All four stay as they are if they are not given.
+    `role` is for people, and `order` is the default order of its mail. With `takes_skills` it is
+    asked to install delegation skills. `executor_skills` are those that it hosts. Fields that are
+    not given change nothing.
     """
 
     agent: AgentId
@@ -397,9 +397,9 @@ class Sent(Struct, omit_defaults=True):
     """The state of one message at its sender's gateway; `error` if it was not sent.
 
     A message for several agents has one entry per agent in `copies`, each with its own `to_agent`
-    and `event_id`; all of them share the `corr_id`. `sent_at` is the time of the send. For
-    a message that was given up, `verdict` says what is known of its owner. A receipt that came
-    later, at `verdict_at`, amends it: if its turn ended after all, that is its end. A reply too
+    and `event_id`; all of them share the `corr_id`. `sent_at` is the time of the send. For a
+    message that was given up, `verdict` is the last known answer of its owner. A later receipt, at
+    `verdict_at`, amends it: if the turn ended after all, that is the message's end. A reply too
     large to travel inline is the blob `reply_ref` at this gateway, of `reply_size` bytes.
     """
 

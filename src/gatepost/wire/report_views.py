@@ -28,11 +28,10 @@ class JourneyStep(Struct, frozen=True, omit_defaults=True):
 class Journey(Struct, frozen=True):
     """The journey of an event or a conversation, as reported by all gateways involved.
 
-    `unreachable`: node → why it could not be asked.
-    `clocks`: node → milliseconds its clock is ahead of ours, where it differs.
-    `relays`: node → the relay through which it was asked.
-    `notes`: sentences about where the steps come from.
-    `ended`: messages that have left the journal, which none does before its delivery has ended.
+    `unreachable`: node → why it could not be asked. `clocks`: node → milliseconds its clock is
+    ahead of ours, where it differs. `relays`: node → the relay through which it was asked. `notes`:
+    sentences about where the steps come from. `ended`: messages that have left the journal, so
+    their deliveries have ended.
     """
 
     ref: str
@@ -71,8 +70,8 @@ class IncidentView(Struct, frozen=True, rename={"class_": "class"}):
 class IncidentPage(Struct, frozen=True):
     """A page of incidents, newest first.
 
-    `counts`: class → incidents of this gateway that are open and not over.
-    `nodes`: node → class → the same of every node, as the room shows it.
+    `counts`: class → incidents of this gateway that are open and not over. `nodes`: node → class →
+    the same count for every node, from the room.
     """
 
     incidents: list[IncidentView]
@@ -124,8 +123,8 @@ class IncidentDecision(Struct, frozen=True, forbid_unknown_fields=True):
 class IncidentSweep(Struct, frozen=True, rename={"class_": "class"}, forbid_unknown_fields=True):
     """The decision that all open incidents of a class, or of some age, need no further action.
 
-    `before` is in epoch milliseconds. Without it incidents of any age are meant, and without
-    `class` those of all classes.
+    `before` is in epoch milliseconds. Without it, incidents of any age match; without `class`,
+    those of all classes.
     """
 
     class_: Annotated[str, Meta(max_length=100)] | None = None

@@ -97,7 +97,7 @@ class RevokedView(Struct):
 class NodeList(Struct):
     """All nodes of the room. `problems`: address → why it is not connected.
 
-    `mesh_problems`: what an operator has to do about the mesh, a sentence each.
+    `mesh_problems`: the actions that the mesh needs from an operator, a sentence each.
     """
 
     nodes: list[NodeView]
@@ -107,7 +107,7 @@ class NodeList(Struct):
 
 
 class PeerReach(Struct, frozen=True):
-    """What a linked gateway says of this one: whether it reaches the address the room has for it.
+    """A linked gateway's report: whether it reaches this one at its address in the room.
 
     `ahead_ms`: how far its clock is ahead of ours. `is_silent`: it did not answer in time;
     `is_busy`: it was asked too often.

@@ -1,4 +1,4 @@
-"""Tasks on the wire: what a requester asks for, what an executor reports, what both can see."""
+"""Tasks on the wire: requests, reports of executors, and the views of both sides."""
 
 from typing import Annotated, Literal
 
@@ -63,10 +63,10 @@ class TaskReport(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class TaskView(Struct, omit_defaults=True):
-    """A task as both sides see it. `status` has the hub's names, `state` is exact.
+    """A task. `status` has the hub's names, `state` is exact.
 
-    A task whose state is `unknown` waits until `unknown_until` for the word of `executor_node`. An
-    end that `is_presumed` can be amended by that word; `amended_at` is when it was.
+    A task in the state `unknown` waits until `unknown_until` for a report of `executor_node`. Such
+    a report can amend an end that `is_presumed`; `amended_at` is when it did.
 
     Times are epoch milliseconds. A node is left out if it is this gateway.
     """

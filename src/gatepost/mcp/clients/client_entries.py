@@ -1,4 +1,4 @@
-"""What each client's configuration has to hold: the server, and the hooks.
+"""The entries for each client's configuration: the server and the hooks.
 
 Each entry is what the client's own command writes for the user (`claude mcp add --scope user`,
 `codex mcp add`, `gemini mcp add --scope user`, `code --add-mcp`). None holds a token: the gateway
@@ -65,13 +65,13 @@ class ServerCommand(Struct, frozen=True):
         return shlex.join([*words, *self._where])
 
     def is_hook(self, command: object) -> bool:
-        """Whether a hook in a configuration is one of ours, for whatever agent."""
+        """Whether a hook in a configuration is one of ours, for any agent."""
         words = shlex.split(command) if isinstance(command, str) else []
         return words[1:3] == ["mcp", "hook"] and Path(words[0]).name == "gatepost"
 
 
 class ConfigEntry(Struct, frozen=True):
-    """What is wanted in one file: `servers` by the path to their table, and hooks by event."""
+    """The wanted entries of one file: `servers` by the path to their table, and hooks by event."""
 
     file: Path
     form: Literal["json", "toml"]
@@ -83,7 +83,7 @@ class ConfigEntry(Struct, frozen=True):
 def list_entries(
     client: ClientName, command: ServerCommand, home: Path, env: Mapping[str, str], *, wake: bool
 ) -> list[ConfigEntry]:
-    """The entries for a client in the configuration of the user whose home this is."""
+    """The entries for a client in the configuration of the user with this home."""
     server: dict[str, Any] = {"command": command.program, "args": command.arguments}
     hooks = _list_hooks(client, command, wake=wake)
     if client == "claude-code":

@@ -10,7 +10,7 @@ _FLAGS = ("--operator",)
 
 
 def is_light(arguments: list[str]) -> bool:
-    """Whether this module runs a command line; else it is for the full one, which has the help."""
+    """Whether this module runs a command line itself; all others go to the full command line."""
     if arguments[:1] != ["mcp"] or arguments[1:2] in (["--help"], ["-h"]):
         return False
     return len(arguments) == 1 or arguments[1] == "hook" or arguments[1].startswith("--")

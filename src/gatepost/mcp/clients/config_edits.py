@@ -1,7 +1,7 @@
 """Edits of clients' configuration files: adding our entries, showing the difference, undoing it.
 
-Before a file is changed, its text is written down in the gateway's state directory. If the file has
-not changed since, uninstalling puts that text back; otherwise it takes out our entries only.
+Before a file is changed, its text is saved in the gateway's state directory. If the file has not
+changed since, uninstalling puts that text back; otherwise it takes out our entries only.
 """
 
 import difflib
@@ -81,7 +81,7 @@ def plan_uninstall(
 
 
 def keep_record(record: Path, edits: list[FileEdit]) -> None:
-    """Write down what the files were before; the text of before the first install stays."""
+    """Save the previous text of the files, unless the text before the first install is saved."""
     kept = {each.file: each for each in _read_record(record)}
     for edit in edits:
         name, digest = str(edit.file), _digest(edit.after or "")
@@ -130,7 +130,7 @@ def _add(entry: ConfigEntry, text: str) -> str:
 
 
 def _remove(entry: ConfigEntry, text: str | None, command: ServerCommand) -> str | None:
-    """The text without entries of ours; an empty table that is left goes with them."""
+    """The text without our entries, and without a table that they leave empty."""
     if text is None:
         return None
     if entry.form == "toml":

@@ -1,4 +1,4 @@
-"""`gatepost mcp hook EVENT`: what a client runs when a session starts, is prompted, or stops.
+"""`gatepost mcp hook EVENT`: run by a client when a session starts, is prompted, or stops.
 
 An error here never stops the client: a hook that fails prints nothing.
 """
@@ -98,7 +98,7 @@ def _wait(greeting: dict[str, object], client: str, session: str, state_dir: str
 
 
 def _wait_apart(greeting: dict[str, object], session: str, state_dir: str | None) -> int:
-    """Leave a waiter behind: Codex waits for its hooks, and takes messages for idle sessions."""
+    """Start a separate waiter, because Codex waits for its hooks and takes idle messages."""
     ancestors = list(_ancestors())
     if not session or os.fork():
         return 0

@@ -1,4 +1,4 @@
-"""Proves that a client's server works: starts it as the client does, and sends mail to itself."""
+"""Tests a client's server: starts it like the client, and lets the agent send mail to itself."""
 
 import json
 import subprocess
@@ -58,7 +58,7 @@ class _ServerDialogue:
         waits = self._call("whoami").get("waiting", 0)
         begun = time.perf_counter()
         if waits:
-            # Mail that waits is the agent's: it is not taken for a proof.
+            # Do not lease waiting mail for a test.
             self._call("whoami")
         else:
             sent = self._call("send", to=agent, body=_HELLO)

@@ -1,8 +1,8 @@
 """`gatepost mcp`: copies messages between a client's stdio and the gateway's Unix socket.
 
 The server is in the gateway. If the gateway ends, the bridge waits for the next one, greets it, and
-repeats the client's `initialize`, so that the client keeps its session. Requests that were open are
-answered with an error: what became of them is not known, and the client may ask again.
+repeats the client's `initialize`, so that the client keeps its session. Open requests are answered
+with an error, because their outcome is unknown; the client can repeat them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the gateway keeps for an agent between its calls: mail in hand, and sends to be told about.
+"""State of an agent between its calls: its leased mail, and sends whose end is to be told.
 
 A model may work on a message for minutes, and a lease lasts for seconds. So the leases of mail that
 came through the door are extended for as long as the agent calls tools now and then, and has not
@@ -91,13 +91,13 @@ class AgentDesk(Struct):
             event.set()
 
     def note_told(self, id: str, end: str) -> None:
-        """The agent was told how a send has ended: no notice says it again."""
+        """Note that the agent was told the end of a send, so that no notice repeats it."""
         if id in self.followed:
             self.followed[id].told = end
 
 
 class AgentDesks:
-    """The desks of all agents; the least recently used one goes first."""
+    """The desks of all agents; beyond the limit, the least recently used one is dropped."""
 
     def __init__(self, perform: Perform) -> None:
         self._perform = perform
@@ -111,7 +111,7 @@ class AgentDesks:
 
     @contextlib.contextmanager
     def connected(self, caller: DoorCaller) -> Iterator[None]:
-        """Hold mail for an agent while this lasts; with its last connection, leases run out."""
+        """Hold an agent's mail while it is connected; after its last connection, leases run out."""
         if caller.session is None:
             yield
             return
@@ -134,7 +134,7 @@ class AgentDesks:
         return desk
 
     async def keep_leases(self) -> None:
-        """Extend the leases of mail in hand, again and again."""
+        """Extend the leases of mail in hand, repeatedly."""
         while True:
             await asyncio.sleep(EXTEND_EVERY_SECS)
             oldest = asyncio.get_running_loop().time() - HOLD_SECS

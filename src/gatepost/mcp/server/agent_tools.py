@@ -132,7 +132,7 @@ def _new_send(
 
 
 def check_limits(new: T) -> T:
-    """The same value, with all limits checked that a decoder checks."""
+    """Check all limits of a value, as a decoder does."""
     try:
         return msgspec.json.decode(msgspec.json.encode(new), type=type(new))
     except msgspec.ValidationError as error:
@@ -154,7 +154,7 @@ async def _send_one(call: ToolCall, new: NewSend) -> Sent:
 
 
 def show_outcome(call: ToolCall, sent: Sent, to: str) -> types.SentMessage:
-    """What became of a message, and its answer. Its end is told by this, and not by a notice."""
+    """The outcome of a message, and its answer. This counts as telling the agent its end."""
     author = name_author(sent.to_agent or to or "the receiver", sent.node, call)
     shown = types.SentMessage(sent.event_id, to, sent.state, sent.corr_id, sent.node or "")
     shown.outcome = sent.outcome or ""

@@ -1,4 +1,4 @@
-"""Another agent's words, as the model of a client gets them: between marks that say what they are.
+"""Shows texts of other agents to a model between marks that identify them as such.
 
 The marks hold a random number, so no text can contain the end mark of its fence.
 """

@@ -1,4 +1,4 @@
-"""Notices: what a client's model is told without having asked.
+"""Notices: information for a client's model that it did not ask for.
 
 The output of a hook has the rank of the system. So a notice holds nothing that another agent could
 have written: how many messages wait, their ids, their verified senders, what became of the agent's
@@ -127,7 +127,7 @@ class NoticeDesk:
     async def _tell_new(
         self, caller: DoorCaller, session: ClientSession, ends: EndsToTell = "all"
     ) -> str:
-        """Mail that this session was not told of, and ends that the agent was not told yet."""
+        """New mail for this session, and ends that the agent was not told yet."""
         waiting = await self._list_waiting(caller)
         new = [each for each in waiting if each.msg_id not in session.told]
         session.note_told(each.msg_id for each in new)
@@ -160,7 +160,7 @@ class NoticeDesk:
         return f"{_cut(agent)}@{_cut(home)}" if away else _cut(agent)
 
     async def _describe_ends(self, caller: DoorCaller, ends: EndsToTell = "all") -> str:
-        """What became of the agent's sends, each end once."""
+        """The ends of the agent's sends, each told once."""
         desk = self._desks.find_desk(caller)
         lines = []
         for each in list(desk.followed.values()):
@@ -184,7 +184,7 @@ class NoticeDesk:
                 return ""
             return self._describe_send(sent.result, send)
         except GatepostError:
-            # The journal has forgotten it, so it has ended long ago.
+            # It ended long ago, because the journal has forgotten it.
             return ""
 
     def _describe_send(self, sent: Sent, send: FollowedSend) -> str:

@@ -88,7 +88,7 @@ def _input_schema(name: str) -> dict[str, Any] | None:
 
 
 class _Handlers:
-    """Answers requests of the protocol. Every request is as its caller, and of its caller only."""
+    """Answers requests of the protocol. Every request acts as its caller and sees its data only."""
 
     def __init__(self, make_call: MakeCall, find_caller: FindCaller) -> None:
         self._make_call = make_call
@@ -250,7 +250,7 @@ def _describe_tool(entry: ToolEntry) -> mcp_types.Tool:
             read_only_hint=entry.effect == "reads",
             destructive_hint=entry.effect == "destroys",
             idempotent_hint=entry.effect in ("reads", "repeats"),
-            # Other agents answer: what comes back is not from a closed set of things.
+            # Other agents answer, so results are open-ended.
             open_world_hint=True,
         ),
     )

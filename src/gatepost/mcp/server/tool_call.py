@@ -1,4 +1,4 @@
-"""One call of a tool: who calls, what the gateway keeps for it, and how progress is reported."""
+"""One call of a tool: its caller, the caller's desk, and the progress reports."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ class ToolCall(Struct, frozen=True):
         return self.desks.open_desk(self.caller)
 
     async def register(self) -> None:
-        """Make the agent known at this gateway at its first call, so that mail finds it."""
+        """Register the agent at its first call, so that it can receive mail."""
         session = self.caller.session
         if session is None or self.desk.problem is not None:
             return

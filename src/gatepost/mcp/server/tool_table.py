@@ -1,4 +1,4 @@
-"""The tools: their names, what they do, what they change, and who gets them."""
+"""The tools: names, functions, effects and audience."""
 
 import re
 from collections.abc import Awaitable, Callable

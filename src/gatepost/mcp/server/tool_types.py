@@ -1,4 +1,4 @@
-"""What the tools take and return. The schemas that clients see are made from these types.
+"""Arguments and results of the tools, from which the schemas for clients are made.
 
 No argument names the caller: the token or the connection does. Texts of other agents are in fenced
 fields (`fenced_text`).

@@ -52,7 +52,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 class OutgoingStream:
-    """The stream to one address: opened when there is something to send, and again when it ends."""
+    """The stream to one address, opened when a datagram is queued, and reopened if it has ended."""
 
     def __init__(
         self, address: str, own_address: str, connect: ConnectStream, counts: TransportCounts

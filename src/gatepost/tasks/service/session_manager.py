@@ -387,7 +387,7 @@ class SessionManager:
     async def _sweep(self) -> None:
         """Take up the sessions that are not followed, and end the tasks that have none.
 
-        No task is claimed meanwhile, so a session that is open and not known here is a stray one.
+        No task is claimed meanwhile, so an open session that is unknown here is a stray.
         """
         await self._core.commit(self._records.revoke_stray_tokens)
         known = await self._core.read(sessions.open_sessions)
