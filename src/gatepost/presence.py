@@ -255,7 +255,7 @@ class OwnerLiveness:
         self._away_ms = self._clock.now() - heartbeat
 
     def was_away_for(self, duration_ms: int) -> bool:
-        """Whether this gateway was away for so long before its start."""
+        """Whether this gateway was away for at least this long before its start."""
         return self._away_ms > duration_ms
 
     def is_dead(self, member: RoomMember) -> bool:

@@ -179,7 +179,8 @@ class _StdioClient:
         return await self._ask(_send_call(self._id))
 
     async def _ask(self, message: dict[str, Any]) -> object:
-        # Pipes block: the thread that waits costs both ways of stdio as much as a client's would.
+        # Pipes block, so a thread waits, as it would in a client; this adds the same cost to both
+        # measurements.
         return await asyncio.to_thread(self._ask_blocking, message)
 
     def _ask_blocking(self, message: dict[str, Any]) -> object:

@@ -298,7 +298,7 @@ def _fetch_later(digest: str, source: str) -> None:
 
 
 def _do_nothing(tx: Tx) -> None:
-    """For a commit group that only its participants need."""
+    """An empty operation, for a commit group that only its participants need."""
 
 
 def _call_back(outcomes: list[JobOutcome]) -> None:

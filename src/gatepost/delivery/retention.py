@@ -69,7 +69,7 @@ class OutboxBounds:
         return min((seq for seq in needed if seq is not None), default=None)
 
     def lowest_open(self, tx: Tx) -> int | None:
-        """The lowest seq of an event whose delivery is open."""
+        """The lowest seq of an event with an open delivery."""
         ((seq,),) = tx.fetch_all(_SELECT_LOWEST_OPEN)
         return None if seq is None else int(seq)
 

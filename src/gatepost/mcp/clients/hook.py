@@ -123,7 +123,7 @@ def _wait_for_news(greeting: dict[str, object], state_dir: str | None, ancestors
                     return ""
                 return _read_text(connection)
         except (GatewayAway, OSError, ValueError):
-            # The gateway starts again, or will.
+            # The gateway is restarting: try again.
             if _select(watched, _RETRY_SECS) or not _is_alive(ancestors):
                 return ""
 

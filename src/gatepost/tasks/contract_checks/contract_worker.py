@@ -183,7 +183,7 @@ class ContractWorker:
 
 
 class KnownTexts:
-    """The contracts whose texts a process has, as its gateway knows."""
+    """The contracts whose texts a process has; the gateway keeps the same record."""
 
     def __init__(self) -> None:
         self._digests: set[str] = set()

@@ -45,7 +45,7 @@ class SessionSpawner:
             selector.register(self._channel, selectors.EVENT_READ)
             while True:
                 ready = {key.fileobj for key, _ in selector.select()}
-                # A session that comes together with the end of another gets its supervisor.
+                # Reap ended sessions first, so that a new session can get a free supervisor.
                 for control in self._controls & ready:
                     self._hear_supervisor(control, selector)
                 if self._channel in ready:
