@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from gatepost.bench import MailboxBenchOptions, MailboxBenchResult, bench_mailbox, render_result
 from gatepost.bench.fsync import percentile
 from gatepost.bench.mailbox import CheckingConsumer
+from gatepost.bench.redis import RedisResult
 from gatepost.errors import BenchFailed
 
 
@@ -43,6 +45,15 @@ def test_it_reads_as_a_table_and_as_json(result: MailboxBenchResult) -> None:
     assert "fsync before the answer" in text
     again = msgspec.json.decode(msgspec.json.encode(result), type=MailboxBenchResult)
     assert again == result
+
+
+def test_the_ratio_to_redis_is_shown(result: MailboxBenchResult) -> None:
+    per_sec, p50_ms = result.throughput.per_sec, result.single.p50_ms
+    redis = RedisResult("7.0", per_sec * 2, p50_ms / 3, p50_ms)
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(render_result(replace(result, redis=redis)))
+    shown = "Gatepost has 0.50 of its rate, and 3.00 of its time for one message."
+    assert shown in console.export_text()
 
 
 def test_the_gateways_state_is_gone_afterwards(tmp_path: Path) -> None:

@@ -151,7 +151,11 @@ def render_result(result: MailboxBenchResult) -> RenderableType:
         name = f"Redis Streams {result.redis.version}"
         laps = (f"{result.redis.p50_ms:.2f}", f"{result.redis.p99_ms:.2f}")
         table.add_row(name, f"{result.redis.per_sec:,.0f}", *laps)
-        comparison = f"{name}: fsync before every answer, pipelines of {result.options.outstanding}"
+        comparison = (
+            f"{name}: fsync before every answer, pipelines of {result.options.outstanding}."
+            f" Gatepost has {throughput.per_sec / result.redis.per_sec:.2f} of its rate, and"
+            f" {single.p50_ms / result.redis.p50_ms:.2f} of its time for one message."
+        )
     durability = "; ".join(f"{step}: {how}" for step, how in result.durability.items())
     about = result.machine
     return Group(

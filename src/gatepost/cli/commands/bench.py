@@ -27,17 +27,20 @@ def bench_mailbox(
     senders: PositiveInt = 1,
     singles: PositiveInt = 2000,
     workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 4,
+    profile: Annotated[bool, Parameter(negative=())] = False,
     state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
     """Measure durable enqueue, push and ack over the WebSocket, in order and as a work queue.
 
-    Starts a fresh gateway on the disk of the state directory.
+    Starts a fresh gateway on the disk of the state directory. With --profile it measures instead
+    where the time of single messages goes, step by step.
 
     For example:
 
       gatepost bench mailbox
       gatepost bench mailbox --messages 20000 --json
+      gatepost bench mailbox --profile
 
     Parameters
     ----------
@@ -53,6 +56,9 @@ def bench_mailbox(
         Number of messages for latency, sent one at a time.
     workers
         Number of workers that share the messages of one sender.
+    profile
+        Show the steps of an enqueue and an ack, and how long each takes; uses only `singles` and
+        `size` of the other options.
     state_dir
         Directory for the measured gateway; it decides which disk is measured.
         Default: $GATEPOST_HOME, else ~/.gatepost.
@@ -61,11 +67,25 @@ def bench_mailbox(
 
     home = _bench_folder(state_dir)
     output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
+    if profile:
+        _profile_turns(home, singles, size, options)
+        return
     wanted = bench.MailboxBenchOptions(
         messages, outstanding, size, senders, singles, workers=workers
     )
     result = bench.bench_mailbox(home, wanted)
     output.print_result(options, result, lambda: _print_mailbox_result(result))
+
+
+def _profile_turns(home: Path, turns: int, size: int, options: OutputOptions) -> None:
+    from rich.console import Console
+
+    from gatepost.bench import turn_profile as measured
+
+    result = measured.profile_turns(home, turns, size)
+    console = Console(highlight=False)
+    shown = measured.render_profile(result)
+    output.print_result(options, result, lambda: console.print(shown))
 
 
 def bench_pipes(
