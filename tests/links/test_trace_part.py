@@ -134,8 +134,8 @@ class Counted:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
-    def read_ledger(self, done: LedgerRead) -> None:
-        done(self.ledger)
+    def read_ledger(self, at: int | None, done: LedgerRead) -> None:
+        done(self.ledger if at is None else Ledger(sent=at, processed=at))
 
 
 def ask_ledger(mesh: Mesh) -> list[TraceAnswer]:
@@ -150,6 +150,15 @@ def test_a_ledger_goes_through_a_relay(mesh: Mesh) -> None:
     mesh["b"].peers.traces.ledger = Counted(Ledger(sent=3, processed=2, waiting=1))
     (answer,) = ask_ledger(mesh)
     assert answer.ledger == [3, 2, 0, 1, 0, 0]
+
+
+def test_a_ledger_is_asked_for_as_it_was(mesh: Mesh) -> None:
+    mesh["b"].peers.traces.ledger = Counted(Ledger())
+    answers: list[TraceAnswer] = []
+    part = wire_of(mesh, "a").end_of(mesh["a"]).port.trace
+    part.request_trace(["ledger-1"], answers.append, "b", ledger=True, at=9)
+    mesh.flow()
+    assert answers[0].ledger == [9, 9, 0, 0, 0, 0]
 
 
 def test_a_relay_cannot_change_a_ledger(mesh: Mesh) -> None:

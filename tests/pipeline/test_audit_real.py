@@ -22,6 +22,7 @@ from gatepost.pipeline.small_tables import open_table
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.transport import SparkTransport
 from simulation.history import HistoryVerdict
+from tests.waiting import wait_until
 
 
 @pytest.mark.timeout(900)
@@ -88,8 +89,9 @@ def played(town: demo.DemoMesh, total: int) -> tuple[DelegationResult, HistoryVe
             running.enter_context(gateway)
         town.join_gateways()
         _, delegated, verdict = asyncio.run(demo.run_scenario(town, total))
-        rooms = [gateway.start().get("/v1/ledger") for gateway in town.gateways.values()]
-    # Each gateway tells the ledger of the whole room.
+        calls = [gateway.start() for gateway in town.gateways.values()]
+        # Each gateway tells the ledger of the whole room, once it is linked with the others.
+        wait_until(lambda: all(call.get("/v1/ledger")["unknown"] == [] for call in calls))
+        rooms = [call.get("/v1/ledger") for call in calls]
     assert [room["ledger"] for room in rooms] == [rooms[0]["ledger"]] * len(rooms)
-    assert [room["unknown"] for room in rooms] == [[]] * len(rooms)
     return delegated, verdict, Ledger(**rooms[0]["ledger"])

@@ -14,7 +14,7 @@ from tests.web.conftest import Visit, fetch_axe
 Open = Callable[..., Visit]
 PAGES = (
     *("/", "/mesh", "/agents", "/messages", "/tasks", "/dead-letters", "/capabilities"),
-    *("/incidents", "/objectives", "/room", "/settings", "/audit", "/write", "/needs"),
+    *("/incidents", "/objectives", "/room", "/settings", "/audit", "/write", "/needs", "/time"),
 )
 _AXE_RUN = """async () => {
   const found = await axe.run(document, {resultTypes: ["violations"]});
@@ -174,7 +174,7 @@ def test_every_page_is_readable_in_each_width_and_scheme(
         assert page.evaluate(_AXE_RUN) == [], path
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{path} scrolls sideways: {wide}"
-        if path in ("/", "/messages", "/mesh", "/settings", "/objectives", "/agents"):
+        if path in ("/", "/messages", "/mesh", "/settings", "/objectives", "/agents", "/time"):
             window.shoot(f"{path.strip('/') or 'overview'}-{scheme}-{width}")
     assert window.complaints == []
     assert window.hosts == {f"127.0.0.1:{ann.port}"}

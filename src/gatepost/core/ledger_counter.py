@@ -47,6 +47,10 @@ class LedgerCounter:
             self._counting = loop.create_task(self._count())
         return await asyncio.shield(self._counting)
 
+    async def count_at(self, at: int) -> DatedLedger:
+        """The ledger as it was at a moment."""
+        return DatedLedger(await self._read(lambda tx: read_ledger(tx, at)), at)
+
     async def _count(self) -> DatedLedger:
         loop = asyncio.get_running_loop()
         started, at = loop.time(), self._clock.now()
@@ -55,9 +59,10 @@ class LedgerCounter:
         self._fresh_until = loop.time() + max(_PAUSE_SECS, _PAUSE_SHARE * took)
         return self._last
 
-    def read_ledger(self, done: Callable[[Ledger | None], None]) -> None:
+    def read_ledger(self, at: int | None, done: Callable[[Ledger | None], None]) -> None:
         """Count, and call back on the event loop; with None if that failed."""
-        task = asyncio.get_running_loop().create_task(self.count())
+        count = self.count() if at is None else self.count_at(at)
+        task = asyncio.get_running_loop().create_task(count)
         task.add_done_callback(lambda counted: done(_counted_ledger(counted)))
 
 

@@ -29,6 +29,14 @@ _SELECT_LEDGER = """
 SELECT state, outcome, reason, count(*) FROM delivery WHERE kind <> 'reply' AND origin IS NULL
 GROUP BY state, outcome, reason
 """
+# What became of them by a moment: what is known of a message now, as far as it happened before.
+_SELECT_LEDGER_AT = """
+SELECT CASE WHEN processed_at <= ?1 THEN state WHEN accepted_at <= ?1 THEN 'accepted'
+    ELSE 'emitted' END,
+    CASE WHEN processed_at <= ?1 THEN outcome END, CASE WHEN processed_at <= ?1 THEN reason END,
+    count(*)
+FROM delivery WHERE kind <> 'reply' AND origin IS NULL AND emitted_at <= ?1 GROUP BY 1, 2, 3
+"""
 _SELECT_RECORD = """
 SELECT kind, from_agent, to_agent, node, outcome, reason, accepted_at, processed_at, state, verdict,
     verdict_at, emitted_at
@@ -81,9 +89,10 @@ def accepted_by_node(tx: Tx, own: str) -> list[Row]:
     return tx.fetch_all(_SELECT_ACCEPTED, (own,))
 
 
-def read_ledger(tx: Tx) -> Ledger:
-    """The messages that were sent from here, as far as the journal remembers them."""
-    return make_ledger((row[0], row[1], row[2], row[3]) for row in tx.fetch_all(_SELECT_LEDGER))
+def read_ledger(tx: Tx, at: int | None = None) -> Ledger:
+    """The messages that were sent from here, as far as the journal remembers them: now, or `at`."""
+    rows = tx.fetch_all(_SELECT_LEDGER) if at is None else tx.fetch_all(_SELECT_LEDGER_AT, (at,))
+    return make_ledger((row[0], row[1], row[2], row[3]) for row in rows)
 
 
 def sender_of(tx: Tx, event_id: bytes) -> str | None:

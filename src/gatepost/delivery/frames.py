@@ -208,8 +208,8 @@ class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
 
     The asker is the sender of this frame. Through a relay, `asker` asks `target` and signs that.
     With `proof`, it asks for the evidence of the first event too, and whether the target saw these
-    `heads`. With `ledger`, it asks for the counts of the target's ledger. An older gateway answers
-    without evidence and without counts.
+    `heads`. With `ledger`, it asks for the counts of the target's ledger, now or as they were
+    `at` a moment. An older gateway answers without evidence and without counts.
     """
 
     id: FrameNumber
@@ -220,6 +220,7 @@ class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
     proof: bool = False
     heads: Annotated[list[Position], Meta(max_length=MAX_GROUPS)] = []
     ledger: bool = False
+    at: FrameNumber = 0
 
 
 class TraceAnswer(LinkFrame, frozen=True, tag="trace_answer"):

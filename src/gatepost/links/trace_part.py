@@ -64,8 +64,11 @@ LedgerRead = Callable[[Ledger | None], None]
 class CountedLedger(Protocol):
     """The ledger of this gateway."""
 
-    def read_ledger(self, done: LedgerRead) -> None:
-        """Count beside the gateway, and call back where links run; with None if that failed."""
+    def read_ledger(self, at: int | None, done: LedgerRead) -> None:
+        """Count what there is now, or was `at` a moment, beside the gateway.
+
+        Calls back where links run; with None if it failed.
+        """
 
 
 TraceAnswered = Callable[[TraceAnswer], None]
@@ -200,13 +203,14 @@ class TracePart:
         proof_of: Sequence[Position] | None = None,
         *,
         ledger: bool = False,
+        at: int = 0,
     ) -> int:
         """Ask the peer, or through it a `target`; returns the number for `forget_request`.
 
         With `proof_of`, ask for the evidence of the first event too, and who saw these heads.
         """
         self._numbers += 1
-        request = TraceRequest(self._numbers, list(event_ids), ledger=ledger)
+        request = TraceRequest(self._numbers, list(event_ids), ledger=ledger, at=at)
         if proof_of is not None:
             request = replace(request, proof=True, heads=list(proof_of))
         if target is None:
@@ -282,7 +286,8 @@ class TracePart:
         ):
             self._answering += 1
             if frame.ledger and self._forwarder.ledger is not None:
-                self._forwarder.ledger.read_ledger(partial(self._answer_ledger, frame))
+                answer = partial(self._answer_ledger, frame)
+                self._forwarder.ledger.read_ledger(frame.at or None, answer)
                 return
             self._port.commit(
                 lambda tx: self._make_answer(tx, frame, asker),

@@ -35,6 +35,7 @@ from gatepost.web.pages import (
     overview_page,
     room_pages,
     task_pages,
+    time_page,
 )
 from gatepost.web.request_checks import HEADERS, RequestChecks
 from gatepost.web.sessions import LINK_MS, SESSION_MS, DashboardSessions, Session
@@ -222,7 +223,9 @@ class WebDoor:
         @get("/messages/{ref:str}", opt=_OPEN, include_in_schema=False)
         async def message(ref: PathName, request: AnyRequest) -> Response[bytes]:
             def make(frame: Frame, calls: ApiCalls) -> Awaitable[Page]:
-                return message_pages.message_page(frame, calls, check_msg_id(ref))
+                at = _query_of(request).get("at", "")
+                moment = int(at) if at.isdecimal() and len(at) < 16 else None
+                return message_pages.message_page(frame, calls, check_msg_id(ref), moment)
 
             return await self.serve_page(request, make)
 
@@ -254,6 +257,7 @@ class WebDoor:
             "/dead-letters": dead_letter_page.dead_letters_page,
             "/incidents": operation_pages.incidents_page,
             "/room": room_pages.room_page,
+            "/time": time_page.time_page,
         }
 
         @get(list(lists), opt=_OPEN, include_in_schema=False)

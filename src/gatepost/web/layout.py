@@ -24,6 +24,7 @@ PAGES: Final = (
     ("/room", "Room", "r"),
     ("/settings", "Settings", "s"),
     ("/audit", "Audit log", "l"),
+    ("/time", "Earlier", "e"),
     ("/write", "Write", "w"),
 )
 _TABS: Final = (

@@ -69,6 +69,22 @@ def test_every_gateway_tells_the_ledger_of_the_whole_room(room: list[Gateway]) -
         assert [each["ledger"]["sent"] for each in shown["nodes"]] == [1, 1, 1]
 
 
+def test_the_ledger_is_shown_as_it_was(room: list[Gateway]) -> None:
+    ann, bob, cat = room
+    wait_until(lambda: ledger(ann)["ledger"]["processed"] == 3)
+    found: Any = [g.call("GET", "/messages")["messages"] for g in room]
+    sent = sorted(each["sent_at"] for messages in found for each in messages)
+    assert len(sent) == 3
+
+    def then(at: int) -> dict[str, int]:
+        return dict(bob.call("GET", f"/ledger?at={at}")["ledger"])
+
+    assert then(sent[0] - 1)["sent"] == 0
+    assert then(sent[-1])["sent"] == 3
+    assert then(sent[-1])["processed"] < 3, "the last one was only sent"
+    assert then(2**50) == ledger(cat)["ledger"]
+
+
 def test_messages_are_found_by_id_agent_term_conversation_and_time(room: list[Gateway]) -> None:
     ann, _, _ = room
     id = send(ann, "ca", corr_id="talk-1")

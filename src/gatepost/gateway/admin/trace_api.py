@@ -211,14 +211,20 @@ def find_ways(links: ConnectionLinks, node: str) -> list[PeerLink]:
 
 
 async def ask_through(
-    links: ConnectionLinks, node: str, event_ids: list[str], *, deadline_secs: float, ledger: bool
+    links: ConnectionLinks,
+    node: str,
+    event_ids: list[str],
+    *,
+    deadline_secs: float,
+    ledger: bool,
+    at: int = 0,
 ) -> TraceAnswer | str:
     """A node's answer over its link or a relay, or the reason for a missing answer."""
     problem = NO_WAY
     try:
         async with asyncio.timeout(deadline_secs):
             for end in find_ways(links, node):
-                answer = await ask_over_link(end, node, event_ids, ledger=ledger)
+                answer = await ask_over_link(end, node, event_ids, ledger=ledger, at=at)
                 if isinstance(answer, TraceAnswer):
                     return answer
                 problem = answer
@@ -234,6 +240,7 @@ async def ask_over_link(
     proof_of: Sequence[Position] | None = None,
     *,
     ledger: bool = False,
+    at: int = 0,
 ) -> TraceAnswer | str:
     """A node's answer, or the problem reported by the relay. The caller sets a deadline."""
     answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
@@ -243,7 +250,7 @@ async def ask_over_link(
             answered.set_result(answer)
 
     target = None if end.peer == node else node
-    number = end.trace.request_trace(event_ids, resolve, target, proof_of, ledger=ledger)
+    number = end.trace.request_trace(event_ids, resolve, target, proof_of, ledger=ledger, at=at)
     try:
         answer = await answered
     finally:

@@ -55,8 +55,8 @@ class OverviewApi:
 
 def create_routes(api: OverviewApi) -> list[Any]:
     @get("/v1/ledger", summary="What became of the messages of all gateways of the room")
-    async def ledger() -> RoomLedger:
-        return await api.ledgers.show()
+    async def ledger(at: OptionalMs = None) -> RoomLedger:
+        return await (api.ledgers.show() if at is None else api.ledgers.show_at(at))
 
     @get("/v1/needs", summary="What a person has to do, most urgent first")
     async def needs() -> NeedList:

@@ -29,6 +29,7 @@ _MAX_ASKED = 16
 _RELAYED_FRESH_SECS = 5.0
 VIOLATION_CLASS = "audit_violation"
 _MAX_BROKEN = 100
+_NO_COUNTS = "it did not count its messages; its version may be older"
 _SUM_PROMISE = "Each message that was sent is in exactly one term."
 # The term that is wrong if a promise is broken, for those of which it is another than `processed`.
 _TERMS_OF_PROMISES: dict[str, Term] = {
@@ -81,6 +82,34 @@ class RoomLedgers:
             [*_broken_sums(nodes, self._core.clock.now()), *await self._find_violations()],
         )
 
+    async def show_at(self, at: int) -> RoomLedger:
+        """The ledger as it was at a moment, as far as the journals remember."""
+        others = self._other_members()
+        told = await asyncio.gather(*(self._ask_about(node, at) for node in others))
+        own = await self._core.ledger.count_at(at)
+        nodes = [_describe(self._core.node.id, own.ledger, at, ""), *told]
+        nodes.sort(key=lambda each: each.node)
+        known = [each.ledger for each in nodes if each.ledger is not None]
+        unknown = [each.node for each in nodes if each.problem]
+        return RoomLedger(add_ledgers(known), at, nodes, unknown, _broken_sums(nodes, at))
+
+    async def _ask_about(self, node: str, at: int) -> NodeLedger:
+        async with self._turns:
+            answer = await self._request(node, at)
+        if not isinstance(answer, TraceAnswer):
+            return _describe(node, None, None, answer)
+        try:
+            return _describe(node, ledger_of_counts(answer.ledger), at, "")
+        except ValueError:
+            return _describe(node, None, None, _NO_COUNTS)
+
+    async def _request(self, node: str, at: int = 0) -> TraceAnswer | str:
+        # The id makes an answer that a relay passes on an answer to this very request.
+        id = f"ledger-{self._core.node.event_ids.next_id()}"
+        return await ask_through(
+            self._links, node, [id], deadline_secs=_DEADLINE_SECS, ledger=True, at=at
+        )
+
     async def ask(self, nodes: Iterable[str] | None = None) -> bool:
         """Ask the others that were not asked just now; return whether one told something new."""
         wanted = self._other_members() if nodes is None else list(nodes)
@@ -118,12 +147,8 @@ class RoomLedgers:
         return known.asking if was_reached else None
 
     async def _ask_node(self, node: str, known: _KnownLedger) -> None:
-        # The id makes an answer that a relay passes on an answer to this very request.
-        id = f"ledger-{self._core.node.event_ids.next_id()}"
         async with self._turns:
-            answer = await ask_through(
-                self._links, node, [id], deadline_secs=_DEADLINE_SECS, ledger=True
-            )
+            answer = await self._request(node)
         known.is_relayed = not any(True for end in self._links.links_to(node) if not end.ended)
         if not isinstance(answer, TraceAnswer):
             known.problem = answer
@@ -131,7 +156,7 @@ class RoomLedgers:
         try:
             known.ledger = ledger_of_counts(answer.ledger)
         except ValueError:
-            known.problem = "it did not count its messages; its version may be older"
+            known.problem = _NO_COUNTS
             return
         known.at, known.problem = self._core.clock.now(), ""
 

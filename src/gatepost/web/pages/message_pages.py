@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 from urllib.parse import urlencode
 
+from msgspec.structs import replace
+
 from gatepost.errors import GatepostError
 from gatepost.ledger import Term
 from gatepost.web.api_calls import ApiCalls
@@ -153,10 +155,16 @@ def state_text(each: SentMessageView) -> str:
 # -- one journey
 
 
-async def message_page(frame: Frame, calls: ApiCalls, ref: str) -> tuple[str, list[Child]]:
+async def message_page(
+    frame: Frame, calls: ApiCalls, ref: str, at: int | None = None
+) -> tuple[str, list[Child]]:
+    """The journey of a message; with `at`, as far as it had come by then."""
     journey, known = await asyncio.gather(
         calls.get(f"/v1/trace/{ref}", Journey), _find_message(calls, ref)
     )
+    if at is not None:
+        steps = [step for step in journey.steps if step.at <= at]
+        journey, known = replace(journey, steps=steps), None
     return f"Message {ref[:8]}", [
         heading("Journey", tag("span", {"class": "mono dim"}, ref)),
         panel(

@@ -196,6 +196,18 @@ document.addEventListener("submit", async (event) => {
   await openAction(`${form.getAttribute("action")}?${new URLSearchParams(new FormData(form))}`);
 });
 
+// A form that shows what it chooses as soon as it is chosen: the slider of time.
+document.addEventListener("change", async (event) => {
+  const form = event.target.closest("form[data-auto]");
+  if (!form) return;
+  const address = `${form.getAttribute("action")}?${new URLSearchParams(new FormData(form))}`;
+  const answer = await fetch(address, PART);
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  history.replaceState(null, "", address);
+  morph(find("main"), find("main", page));
+  showState("on", "live");
+});
+
 // -- keys
 
 const PLACES = Object.fromEntries(
