@@ -1,20 +1,46 @@
 """Prints results: JSON with `--json`, tables on a terminal, tab-separated columns in a pipe."""
 
-import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 
 import msgspec
 
+from gatepost import display_text
 from gatepost.cli.options import OutputOptions
 from gatepost.cli.problems import usage_problem
-from gatepost.durations import format_duration
+from gatepost.display_text import (
+    escape_control_chars,
+    format_count,
+    format_size,
+    format_time,
+    one_line,
+    payload_text,
+)
 
-_CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Commands print through this module, and need its words too.
+__all__ = [
+    "confirm_action",
+    "escape_control_chars",
+    "explain_interrupt",
+    "format_age",
+    "format_ago",
+    "format_count",
+    "format_size",
+    "format_time",
+    "now_ms",
+    "payload_text",
+    "print_hint",
+    "print_line",
+    "print_messages",
+    "print_problems",
+    "print_result",
+    "print_table",
+    "print_warning",
+]
+
 _COLUMN_GAP = 2
 _MIN_SENTENCE_WIDTH = 12
 
@@ -137,46 +163,20 @@ def _print_rows_as_blocks(columns: Sequence[str], cells: list[list[str]]) -> Non
 
 
 def _cell_text(value: object) -> str:
-    return escape_control_chars(str(value)).replace("\t", " ").replace("\n", " ")
-
-
-def escape_control_chars(text: str) -> str:
-    """`text` with control characters escaped, so that it cannot control the terminal."""
-    return _CONTROL_CHARS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
-def payload_text(raw: msgspec.Raw | msgspec.UnsetType) -> str:
-    """A payload for display: text as text, anything else as JSON."""
-    value = None if isinstance(raw, msgspec.UnsetType) else msgspec.json.decode(raw)
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def format_count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def format_size(count: int) -> str:
-    amount, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+    return one_line(str(value))
 
 
 def format_age(at_ms: int) -> str:
     """The time since an epoch millisecond: `5 min`."""
-    seconds = int(time.time() - at_ms / 1000)
-    return format_duration(seconds) if seconds > 0 else "0 s"
+    return display_text.format_age(at_ms, now_ms())
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def format_ago(at_ms: int) -> str:
     return f"{format_age(at_ms)} ago"
-
-
-def format_time(at_ms: int) -> str:
-    """An epoch millisecond as local time: `2026-03-01 17:05:59`."""
-    return datetime.fromtimestamp(at_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def confirm_action(question: str, yes: bool, options: OutputOptions) -> bool:

@@ -23,7 +23,6 @@ from gatepost.cli.options import (
     OutputOptions,
     YesOption,
 )
-from gatepost.cli.peer_texts import waiting_text
 from gatepost.cli.problems import (
     CommandProblem,
     ExitCode,
@@ -49,6 +48,7 @@ from gatepost.wire.room_views import (
     RotateResult,
     VerifyResult,
 )
+from gatepost.wire.view_texts import describe_waiting
 
 _WATCH_SECS = 30.0
 # Long enough for a join through Tor.
@@ -308,7 +308,11 @@ def _print_nodes(found: NodeList) -> None:
 
 def _node_row(node: NodeView) -> tuple[str, ...]:
     head, peer = (node.id, node.tier, node.state or node.status), node.peer
-    return (*head, "", "") if peer is None else (*head, waiting_text(peer), peer.why)
+    return (
+        (*head, "", "")
+        if peer is None
+        else (*head, describe_waiting(peer, output.now_ms()), peer.why)
+    )
 
 
 def revoke_node(

@@ -10,12 +10,12 @@ from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.message_outcome import describe_sent
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
-from gatepost.cli.peer_texts import waiting_text
 from gatepost.cli.problems import ExitCode
 from gatepost.ledger import Ledger
 from gatepost.wire.gateway_views import AuditEntry, MailboxCounts, PeerStatus, Status
 from gatepost.wire.operations import Await, Awaited, Sent
 from gatepost.wire.overview_views import NodeLedger, RoomLedger
+from gatepost.wire.view_texts import describe_unknown, describe_waiting
 
 
 class StatusOverview(Struct):
@@ -116,7 +116,7 @@ def _print_status(glance: StatusOverview) -> None:
     output.print_line(str(glance.ledger))
     for each in glance.nodes:
         if each.problem:
-            output.print_line(_unknown_text(each), "yellow")
+            output.print_line(describe_unknown(each, output.now_ms()), "yellow")
     output.print_line(
         f"{output.format_count(now.agents, 'agent')}; in mailboxes: {now.waiting} pending,"
         f" {now.in_flight} in flight,"
@@ -143,15 +143,8 @@ def _print_status(glance: StatusOverview) -> None:
         )
 
 
-def _unknown_text(node: NodeLedger) -> str:
-    """What the ledger has of a gateway that does not tell how it stands now."""
-    if node.at is None:
-        return f"without {node.node}, which is unknown: {node.problem}"
-    return f"{node.node} as it was {output.format_ago(node.at)}: {node.problem}"
-
-
 def _print_peers(peers: list[PeerStatus]) -> None:
-    rows = [(p.id or "none", p.state, waiting_text(p), p.why) for p in peers]
+    rows = [(p.id or "none", p.state, describe_waiting(p, output.now_ms()), p.why) for p in peers]
     output.print_table(("Gateway", "State", "Waiting for it", "Because"), rows)
 
 

@@ -30,6 +30,7 @@ from gatepost.wire.tasks import (
     TasksCreated,
     TaskView,
 )
+from gatepost.wire.view_texts import describe_task_status
 
 TASKS_PATH = "/api/hub/tasks"
 DEFAULT_SENDER = "cli"
@@ -199,7 +200,7 @@ def _print_list(found: Sequence[TaskView]) -> None:
         (
             task.id,
             task.agent_name,
-            _status_text(task),
+            describe_task_status(task),
             "" if task.progress is None else f"{task.progress:.0%}",
             output.format_ago(task.created_at),
             task.description[:60],
@@ -482,23 +483,16 @@ def _load_task(gateway: CliGateway, task_id: str, wait: float = 0.0, known: int 
 # -- printing
 
 
-def _status_text(task: TaskView) -> str:
-    if task.unknown_until is not None:
-        until = output.format_time(task.unknown_until)
-        return f"unknown, waiting for {task.executor_node} until {until}"
-    return f"{task.status} ({task.error_code})" if task.error_code else task.status
-
-
 def _print_end(task: TaskView) -> None:
     if task.state == "completed":
         output.print_line(output.payload_text(task.result))
         return
     why = f": {task.error}" if task.error else ""
-    output.print_line(f"{task.id} {_status_text(task)}{why}")
+    output.print_line(f"{task.id} {describe_task_status(task)}{why}")
 
 
 def _print_task(task: TaskView) -> None:
-    output.print_line(f"{task.id} for {task.agent_name}, {_status_text(task)}", "bold")
+    output.print_line(f"{task.id} for {task.agent_name}, {describe_task_status(task)}", "bold")
     facts = {
         "description": task.description,
         "requested by": task.requester,

@@ -10,35 +10,8 @@ from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
 from gatepost.durations import format_duration
 from gatepost.wire.report_views import Journey, JourneyStep
+from gatepost.wire.view_texts import describe_step
 
-_STEP_TEXTS: dict[str, str] = {
-    "sent": "{kind} by {agent} to {to}{where}",
-    "sent_again": "sent again{where} ({detail})",
-    "held": "held for {to}: {detail}",
-    "offered": "offer to {to} taken",
-    "taken": "taken for {to}",
-    "withdrawn": "taken back by {peer}",
-    "accepted": "accepted by {agent}",
-    "refused": "refused by {agent}: {detail}",
-    "heard_accepted": "knows that {peer} accepted it",
-    "confirm": "confirmed to {peer}",
-    "withdraw": "withdrawn from {peer}",
-    "status_request": "asked {peer} for its receipts",
-    "report_request": "asked {peer} what became of the task",
-    "waiting": "waits in {to}'s mailbox ({detail})",
-    "in_hand": "leased to {to} ({detail})",
-    "backing_off": "failed; waits for its next turn ({detail})",
-    "turn_ended": "{to}'s turn ended ({detail})",
-    "turn_failed": "became a dead letter of {to} ({detail})",
-    "forwarded": "forwarded {detail}",
-    "processed": "processed by {agent}: {detail}",
-    "heard_processed": "knows that {peer} processed it: {detail}",
-    "given_up": "given up: {detail}",
-    "verdict": "{peer} reported later: {detail}",
-    "amended": "its end is amended: {detail}",
-}
-# A reply without a turn is kept for the sender of its message.
-_KEPT_TEXTS = {"processed": "kept for {agent}", "heard_processed": "knows that {peer} keeps it"}
 _FINAL_STEPS = ("processed", "heard_processed", "given_up", "refused")
 
 
@@ -130,7 +103,7 @@ def _print_timeline(steps: list[JourneyStep], sent: Mapping[str, JourneyStep]) -
     for step in steps:
         number = f"#{numbers[step.event_id]} " if step.event_id in numbers else ""
         start = sent[step.event_id].at if step.event_id in sent else first
-        said = number + _step_text(step, replies)
+        said = number + describe_step(step, replies)
         rows.append((_time_text(step), step.node, said, _elapsed_text(start, step)))
     output.print_table(("Time", "Node", "Step", "Since send"), rows)
 
@@ -166,20 +139,3 @@ def _elapsed_text(start: int, step: JourneyStep) -> str:
     if step.at <= start:
         return ""
     return f"+{format_duration((step.at - start) / 1000)}"
-
-
-def _step_text(step: JourneyStep, replies: set[str]) -> str:
-    texts = _STEP_TEXTS if step.detail != "kept" else _STEP_TEXTS | _KEPT_TEXTS
-    words = texts.get(step.what, f"{step.what} {step.detail}")
-    kind = "sent" if step.kind == "message" else step.kind
-    where = f" at {step.peer}" if step.peer not in ("", step.node) else ""
-    said = words.format(
-        kind=kind,
-        agent=step.agent,
-        to=step.to_agent,
-        peer=step.peer or "nobody",
-        where=where,
-        detail=step.detail,
-    )
-    is_reply = step.event_id in replies and step.what != "sent"
-    return f"reply {said}" if is_reply else said
