@@ -40,6 +40,7 @@ COMMANDS = (
     CommandEntry("Gateway", "status", "status:show_status"),
     CommandEntry("Gateway", "doctor", "doctor:diagnose_gateway"),
     CommandEntry("Gateway", "dashboard", "dashboard:make_dashboard_link"),
+    CommandEntry("Gateway", "top", "top:show_top"),
     CommandEntry("Gateway", "context add", "contexts:add_context"),
     CommandEntry("Gateway", "context list", "contexts:list_contexts"),
     CommandEntry("Gateway", "context use", "contexts:use_context"),

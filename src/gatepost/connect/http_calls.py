@@ -183,11 +183,13 @@ class AsyncHttpCalls:
             return await self.read_answer(response, kind)
 
     async def put(self, path: str, body: object, kind: type[T], timeout: float) -> T:
-        async with self.open_response("PUT", path, timeout, _one_piece(body)) as response:
-            return await self.read_answer(response, kind)
+        return await self.call("PUT", path, body, kind, timeout)
 
     async def post(self, path: str, body: object, kind: type[T], timeout: float) -> T:
-        async with self.open_response("POST", path, timeout, _one_piece(body)) as response:
+        return await self.call("POST", path, body, kind, timeout)
+
+    async def call(self, method: str, path: str, body: object, kind: type[T], timeout: float) -> T:
+        async with self.open_response(method, path, timeout, _one_piece(body)) as response:
             return await self.read_answer(response, kind)
 
     async def read_answer(self, response: httpx.Response, kind: type[T]) -> T:
@@ -200,7 +202,10 @@ class AsyncHttpCalls:
         except NotGatewayAnswer as error:
             raise Unavailable(f"the gateway answers with status {error.status}") from None
 
-    async def stream_body(self, response: httpx.Response, piece_bytes: int) -> AsyncIterator[bytes]:
+    async def stream_body(
+        self, response: httpx.Response, piece_bytes: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The body in pieces of this size, or as they come."""
         check_uncompressed(response)
         async for piece in response.aiter_raw(piece_bytes):
             yield piece
@@ -217,7 +222,11 @@ class AsyncHttpCalls:
 
     @contextlib.asynccontextmanager
     async def open_response(
-        self, method: str, path: str, timeout: float, content: AsyncIterator[bytes] | None = None
+        self,
+        method: str,
+        path: str,
+        timeout: float | httpx.Timeout,
+        content: AsyncIterator[bytes] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Open an answer with success; its body is read by the caller."""
         target = await asyncio.to_thread(self._locate)

@@ -1,0 +1,1 @@
+"""`gatepost top`: the room in a terminal, over the operator's API of one gateway."""
