@@ -42,7 +42,7 @@ _ATTACK = "gatepost.bench.hostile_connections"
 class HostileBenchOptions(Struct, frozen=True):
     connections: int = 2000
     sessions: int = 2
-    # Each session has as many.
+    # The connections of each session.
     session_connections: int = 700
     agents: int = 50
     per_sec: float = 4.0
@@ -151,7 +151,7 @@ async def _measure_turns(
 
 
 async def _take_turns(agent: Agent, receiver: str, per_sec: float, end: float) -> list[float]:
-    """Send now and then; return the milliseconds until each message was processed."""
+    """Send at intervals; return the milliseconds until each message was processed."""
     waits: list[float] = []
     while (pause := random.expovariate(per_sec)) < end - time.monotonic():
         await asyncio.sleep(pause)

@@ -115,7 +115,7 @@ class HostileCrowd:
 
 
 async def crowd_gateway(url: str, count: int, secs: float) -> None:
-    """Crowd the gateway for so long, or until SIGTERM."""
+    """Crowd the gateway for `secs` seconds, or until SIGTERM."""
     parts = urlsplit(url)
     host, port = str(parts.hostname), int(parts.port or 80)
     crowd = HostileCrowd(lambda: asyncio.open_connection(host, port), count, BEHAVIOURS)

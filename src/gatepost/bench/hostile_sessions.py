@@ -1,4 +1,4 @@
-"""Sessions of the hub that only want to be in the way of others.
+"""Sessions of the hub that only take up places.
 
     python -m gatepost.bench.hostile_sessions COUNT
 
@@ -36,7 +36,7 @@ _HUGE_BYTES = 90_000
 
 
 async def _flood(streams: Streams, request: bytes) -> None:
-    """Ask again as soon as there is an answer."""
+    """Send requests without pause."""
     reader, writer = streams
     writer.write(request)
     while await reader.read(65_536):
@@ -92,7 +92,7 @@ def _open_hub(gateway: GatewayProcess) -> httpx.Client:
 
 
 def end_hostile_sessions(gateway: GatewayProcess) -> None:
-    """Cancel their tasks, and wait until nothing of them runs."""
+    """Cancel their tasks, and wait until all their processes have ended."""
     deadline = time.monotonic() + _START_SECS
     with _open_hub(gateway) as hub:
         for task in hub.get("/tasks", params={"status": "running"}).json()["tasks"]:

@@ -203,7 +203,7 @@ def _accepted(ann: BenchNode, bob: BenchNode, number: int) -> tuple[bytes, int]:
 
 
 def _flood(ann: BenchNode, bob: BenchNode, number: int) -> tuple[bytes, int]:
-    """A member that sends a hundred times as much as it may."""
+    """Heartbeats of a member at a hundred times the rate limit."""
     return _heartbeat(ann, bob, number % 500, 0)
 
 
@@ -217,7 +217,7 @@ def _garbage(ann: BenchNode, bob: BenchNode, number: int) -> tuple[bytes, int]:
 
 
 def _forged(ann: BenchNode, bob: BenchNode, number: int) -> tuple[bytes, int]:
-    """In the name of a member, without its key and without its cookie."""
+    """A datagram in the name of a member, without its key and its cookie."""
     message = MeshMessage(
         ann.name,
         Heartbeat(role=MeshRole.PUBLISHER, known_peers=(), intro_point_count=0, priority=0),

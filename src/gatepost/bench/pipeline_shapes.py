@@ -45,7 +45,7 @@ _EVENTS_PER_DELIVERY = 3
 # About how many deliveries of a node are made at once.
 _BUILT_DELIVERIES = 50_000
 _SMALL_DRIVER: Final = {"spark.driver.memory": "2g"}
-# So many are worth a second process.
+# From this many events on, a second process pays off.
 _MANY_EVENTS = 100_000
 
 
@@ -152,7 +152,7 @@ def _node_name(node: int) -> str:
 
 
 def _events_of_parts(shape: ArchiveShape, node: int, parts: range) -> "pa.Table":
-    """The events that a node sends and answers in these parts of the hour, in order of time."""
+    """The messages and answers of a node in these parts of the hour, in order of time."""
     import pyarrow as pa
 
     tables = [_event_table({}, 0)]

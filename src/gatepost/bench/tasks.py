@@ -161,7 +161,7 @@ def _read_kib(pid: int, *fields: str) -> int:
 async def _measure_agent(
     client: Client, gateway: GatewayProcess, name: str, options: TasksBenchOptions
 ) -> float:
-    """The rate of tasks for an agent that runs by itself, behind this gateway."""
+    """The rate of tasks for a self-hosted agent, behind this gateway."""
     agent = Agent(name, state_dir=gateway.state_dir, concurrency=options.outstanding, credit=1000)
 
     @agent.on_task
@@ -178,7 +178,7 @@ async def _measure_agent(
 
 
 async def _wait_until_known(client: Client, agent: str) -> None:
-    """A gateway hears of the agents of another one a moment later."""
+    """Wait until a gateway knows the agents of another one."""
     deadline = time.monotonic() + 30
     while True:
         try:

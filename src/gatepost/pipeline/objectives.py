@@ -1,4 +1,4 @@
-"""Service level objectives, and the thresholds above which people are told."""
+"""Service level objectives, and the thresholds of incidents."""
 
 import tomllib
 from pathlib import Path
@@ -16,7 +16,7 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     # A window never crosses an hour, because tables are replaced by whole hours.
     window: int = 300
-    # A delivery that waited longer than this waited for a node that was away.
+    # A longer wait of a delivery means that its node was away.
     online: int = 60
     delivery_p95: float = 5.0
     sla: int = 600
@@ -33,7 +33,7 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_inline: int = 65_536
     # Incidents, reviews and ETA advice look back this far.
     days: int = 30
-    # An id that was drawn longer than this before its event says nothing. Longer than any TTL.
+    # Ids older than this before their event are ignored. Longer than any TTL.
     id_days: int = 31
 
     def __post_init__(self) -> None:

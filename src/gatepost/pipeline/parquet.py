@@ -82,13 +82,13 @@ class PartitionedFiles:
             self._writer.add_batch(run.select(self._kept))
 
     def close(self) -> Iterator[WrittenFile]:
-        """End the file at work, if there is one."""
+        """End the current file, if there is one."""
         if self._writer is not None:
             yield self._writer.close()
         self._writer = None
 
     def abort(self) -> None:
-        """Let go of the file at work, which cannot be finished."""
+        """Abandon the current file, which cannot be finished."""
         if self._writer is not None:
             self._writer.abort()
 
@@ -109,14 +109,14 @@ def _partition_runs(
 
 
 def partition_text(value: Any) -> str | None:
-    """A partition value as Delta spells it."""
+    """A partition value in Delta's notation."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None else str(value)
 
 
 def _hive_folder(value: str | None) -> str:
-    """A value as Hive spells it in a path, which is how Spark reads it back."""
+    """A value in Hive's notation for paths, which Spark reads back."""
     return (
         _SPECIAL_CHARACTERS.sub(lambda match: f"%{ord(match[0]):02X}", value)
         if value
@@ -171,7 +171,7 @@ class _PartitionWriter:
             raise
 
     def abort(self) -> None:
-        """Let go of a file that cannot be finished; no commit names it."""
+        """Abandon a file that cannot be finished; no commit names it."""
         if self._writer is not None:
             # Otherwise it is closed once more when it is collected, and fails once more.
             self._writer.is_open = False
@@ -278,7 +278,7 @@ def delta_statistics(metadata: pq.FileMetaData) -> str:
 def _extremes_of(statistics: pq.Statistics) -> tuple[Any, Any]:
     if statistics.logical_type.type != "TIMESTAMP":
         return statistics.min, statistics.max
-    # Python knows no time after the year 9999, which a row that nobody checked may hold.
+    # Unchecked rows can have times after the year 9999, which Python does not support.
     return np.datetime64(statistics.min_raw, "us"), np.datetime64(statistics.max_raw, "us")
 
 

@@ -51,11 +51,11 @@ class SeqRange(Struct, frozen=True, rename="camel"):
 
 
 class SetAside(Struct, frozen=True, rename="camel"):
-    """A node, or a range of its events, that is not taken in, and why.
+    """A node, or a range of its events, that is not taken in, with the reason.
 
     `at` is the time of the latest event that was set aside, by the node's clock. If `events` is not
-    0, the range was taken in, and only so many of its events were not counted. `ended` is the time
-    at which the rest was right again; None if it is not.
+    0, the range was taken in, except for that many of its events. `ended` is when it was repaired;
+    None before that.
     """
 
     node: str
@@ -69,19 +69,19 @@ class SetAside(Struct, frozen=True, rename="camel"):
 
     @property
     def key(self) -> tuple[str, str | None, int | None]:
-        """What is set aside: the same as long as it lasts."""
+        """The identity of what is set aside, which stays the same."""
         return self.node, self.incarnation, self.first
 
     @property
     def count(self) -> int:
-        """How many events are meant; 0 if it is not known, as for a whole node."""
+        """The number of events; 0 if it is unknown, as for a whole node."""
         if self.events or self.first is None or self.last is None:
             return self.events
         return self.last - self.first + 1
 
     @property
     def sentence(self) -> str:
-        """What is set aside, and why, in words."""
+        """A sentence about what is set aside, and why."""
         if self.first is None:
             return f"{self.node}: its events are not taken in: {self.reason}"
         if not self.events:
@@ -316,7 +316,7 @@ def pending_lanes(
 
 
 def last_seq(offsets: Offsets, key: LaneKey) -> int:
-    """How far these offsets are in a lane; 0 if they do not know it."""
+    """The position of these offsets in a lane; 0 if the lane is not in them."""
     return offsets.get(key.node, {}).get(key.incarnation, 0)
 
 
@@ -553,7 +553,7 @@ def _moved_lanes(start: Offsets, end: Offsets) -> Iterator[tuple[LaneKey, int, i
 
 
 def _without_ranges(first: int, last: int, ranges: Iterable[SeqRange]) -> Iterator[tuple[int, int]]:
-    """What is left of `first` to `last` without these ranges."""
+    """The parts of `first` to `last` outside these ranges."""
     for each in sorted(ranges, key=lambda each: each.first):
         if each.last < first or each.first > last:
             continue

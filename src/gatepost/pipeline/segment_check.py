@@ -1,4 +1,4 @@
-"""Checks the content of a segment, which its node may have made up and signed.
+"""Checks the content of a segment, which its node may have forged and signed.
 
 A segment with a fault is set aside as a whole. An event whose ids are far from its time is taken
 in, but what it says about a delivery is not (`kernels.columns.is_near_id`): another node may have
@@ -23,7 +23,7 @@ from gatepost.pipeline.kernels.columns import is_near_id, to_numbers
 from gatepost.pipeline.kernels.facts import TEXT_COLUMNS
 from gatepost.pipeline.read_plan import ROW_GROUP, SegmentFile
 
-# All but the bodies, which are large, and which no table is made of.
+# All columns except the large bodies, which no table uses.
 _COLUMNS: Final = tuple(name for name in EVENT_SCHEMA.names if name != "body")
 _ENCODED: Final = (*TEXT_COLUMNS, "incarnation")
 _SCHEMA: Final = encoded_schema(_COLUMNS, _ENCODED)

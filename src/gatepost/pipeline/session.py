@@ -264,7 +264,7 @@ def _prepare_session(spark: "SparkSession") -> None:
     for key, value in _SQL_SETTINGS.items():
         spark.conf.set(key, value)
     if not is_connect(spark):
-        # The session may have started before this process knew of a bucket.
+        # The session may be older than this process's bucket settings.
         spark.sparkContext.environment.update(_storage_environment())
     # Whatever its master is, a Spark Connect server may be another machine.
     if is_connect(spark) or not is_local(spark.conf.get("spark.master", None) or "local"):

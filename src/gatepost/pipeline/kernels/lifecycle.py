@@ -166,7 +166,7 @@ class _Legs:
 
 # Kinds of facts that are counted.
 _COUNTED_KINDS = (FactKind.ACCEPTED, FactKind.PROCESSED)
-# Kinds that the columns of a delivery do not state, and kinds that they state for tasks only.
+# Kinds that the columns of a delivery do not contain, and kinds that they contain for tasks only.
 _UNSTATED_KINDS = (
     FactKind.REFUSED,
     FactKind.DEAD,

@@ -1,4 +1,4 @@
-"""Counts deliveries in the ledger of messages, in the terms of the gateways that sent them."""
+"""Counts deliveries by the terms of the message ledger."""
 
 from typing import Final
 

@@ -52,7 +52,7 @@ class OutboxKnowledge(Struct, frozen=True):
 
 
 class UnreadSegments(Struct, frozen=True):
-    """Segments that could not be read: an event or a receipt that is missed may be in them.
+    """Unreadable segments, which may contain missing events or receipts.
 
     `times` has a span for each segment, by its clock, `positions` one from its first event on.
     """
@@ -86,7 +86,7 @@ def compare_outboxes(
     known: OutboxKnowledge,
     unread: UnreadSegments = NOTHING_UNREAD,
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Named tables: the violations that events and receipts show, and what is left to check."""
+    """Named tables: the violations found in events and receipts, and the rows left to check."""
     rows = _ReceiptRows(sent, receipts)
     made = [
         (FOUND, _doubled_turns(rows)),
@@ -229,7 +229,7 @@ def _orphaned_receipts(rows: _ReceiptRows, spans: SpanIndex, unread: UnreadSegme
 
 
 def _unarchived_events(rows: _ReceiptRows, known: OutboxKnowledge) -> pa.Table:
-    """For each node: its events that others have confirmed after the end of its archive."""
+    """For each node, its events that others confirmed after the end of its archive."""
     lone = np.flatnonzero(rows.unmatched & (rows.drawn < known.as_of))
     late = lone[known.spans.end_before(rows.owner[lone], rows.drawn[lone])]
     _, once = np.unique(rows.about[late], return_index=True)
@@ -311,7 +311,7 @@ def describe_unarchived(parts: Sequence[pa.Table]) -> pa.Table:
 
 
 def describe_unknown(parts: Sequence[pa.Table], nodes: frozenset[str]) -> pa.Table:
-    """One row for each node that events are addressed to, and that nothing is known of."""
+    """One row for each unknown node to which events are addressed."""
     named = {name for part in parts for name in part["node"].to_pylist()}
     detail = "events are addressed to this node, which has no archive"
     return _to_doubts(dict.fromkeys(sorted(named - nodes), detail))

@@ -1,4 +1,4 @@
-"""Rounds times up to three digits: exact enough to read, and few to count."""
+"""Rounds times up to three digits, which leaves few different values."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ _POWERS = 10 ** np.arange(3, 14)
 
 
 def round_up_times(ms: Numbers) -> Numbers:
-    """Negative times count as 0, and times longer than the longest as that one."""
+    """Round times up; negative times become 0, and too long ones the longest."""
     known = np.clip(ms, 0, _POWERS[-1])
     unit = 10 ** np.searchsorted(_POWERS, known, side="right")
     return -(-known // unit) * unit

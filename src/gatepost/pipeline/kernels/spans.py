@@ -97,7 +97,7 @@ class SpanIndex(Struct, frozen=True):
         return later
 
     def _is_at(self, place: Numbers, nodes: Numbers) -> Flags:
-        """Whether the span at each place is one of that node."""
+        """Whether the span at each index belongs to that node."""
         inside = place < len(self.nodes)
         found: Flags = np.zeros(len(nodes), bool)
         found[inside] = self.nodes[place[inside]] == nodes[inside]

@@ -1,4 +1,4 @@
-"""Makes tasks of one hour's deliveries, and paces: their number and how long they took.
+"""Computes an hour's tasks, and their paces: how many there were and how long they took.
 
 The paces of all its hours replace the tasks of a whole month.
 """

@@ -1,4 +1,4 @@
-"""Make a report from the tables: executors aggregate, the driver receives only the rows to show.
+"""Makes a report from the tables: executors aggregate, the driver receives only the shown rows.
 
 Counts are sums over the table `slo`. Percentiles cannot be combined from percentiles, so those of
 the whole period are taken from `deliveries`, in one pass over a few of its columns.
