@@ -75,7 +75,7 @@ def print_letter(title: str, facts: Mapping[str, str], payload: str) -> None:
 
 
 def require_choice(chosen: bool, every: bool, ways: str) -> None:
-    """Letters are chosen in one of the `ways`, or `--all` is given, but never both."""
+    """Require exactly one choice of letters: one of the `ways`, or `--all`."""
     if chosen == every:
         raise usage_problem(f"choose {ways}, or all with --all")
 

@@ -1,4 +1,4 @@
-"""One node of the mesh in terms of datagrams: the judge before the engine."""
+"""One node of the mesh: passes datagrams through the judge to the engine."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -21,7 +21,7 @@ from gatepost.errors import InvalidRequest, PipelineError
 
 
 class QueryDocument(Struct):
-    """`batch`: the batch whose tables were asked. `more`: there are more rows than `rows`."""
+    """`batch`: the batch whose tables were queried. `more`: there are more rows than `rows`."""
 
     batch: int
     columns: list[str]

@@ -341,9 +341,9 @@ def find_reason(tx: Tx, source: str, event_id: bytes) -> tuple[str, str | None] 
 
 
 def _make_way(tx: Tx, key: PairKey, pair: InboxPair, number: int, id: bytes) -> None:
-    """Another event may have this number: one of an earlier incarnation of the outbox.
+    """Move an event of an earlier incarnation with the same number out of the way.
 
-    That one then goes first. A row that says the number never comes was about that incarnation.
+    It then goes first. A row `gone` for the number was about the earlier incarnation.
     """
     row = tx.fetch_one(_SELECT_EVENT_AT, (*key, number))
     if row is None or row[0] == id:
