@@ -278,3 +278,28 @@ async def test_the_door_of_the_gateway_routes_by_skill(
             with pytest.raises(InvalidParamsError, match="skill"):
                 await send(client, request)
     assert result_of(task) == "HELLO"
+
+
+async def test_data_of_the_same_message_is_the_same_in_whatever_order_it_comes(
+    pair: Pair, worker: str
+) -> None:
+    lap, vps = pair
+
+    async def total(task: AgentTask) -> int:
+        return sum(task.input.values())
+
+    def numbers(names: list[str]) -> pb.SendMessageRequest:
+        request = message("ordered", "")
+        data = request.message.parts[0].data.struct_value
+        for name in names:
+            data[name] = len(name)
+        return request
+
+    names = ["a" * length for length in range(1, 20)]
+    async with serving(vps, worker, total), opened(lap, worker, streaming=False) as client:
+        sent = [send_one(client, numbers(each)) for each in (names, names[::-1])]
+        first, again = await asyncio.gather(*sent)
+        assert first.id == again.id
+        with pytest.raises(InvalidParamsError, match="idempotency_conflict"):
+            await send_one(client, numbers(names[5:]))
+    assert first.artifacts[0].parts[0].data.number_value == sum(range(1, 20))

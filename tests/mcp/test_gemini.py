@@ -1,5 +1,6 @@
 """The real Gemini CLI reads the entry that `gatepost mcp install gemini` writes, and connects."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -19,6 +20,9 @@ def test_gemini_connects_to_the_installed_server(tmp_path: Path) -> None:
     folder.mkdir()
     with GatewayProcess(tmp_path / "state", node__id="lap") as gateway:
         run(home, gateway, "gemini", "--agent", "gil", "--json")
+        # It uses no server in a folder that its user has not trusted.
+        trusted = {str(folder): "TRUST_FOLDER"}
+        (home / ".gemini" / "trustedFolders.json").write_text(json.dumps(trusted))
         listed = subprocess.run(
             [str(fetch_client("gemini")), "mcp", "list"],
             cwd=folder,

@@ -19,6 +19,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from gatepost.a2a.callers import A2aCaller
 from gatepost.a2a.door_records import DoorRecords, PushRecord
+from gatepost.a2a.json_text import encode_json
 from gatepost.a2a.push_targets import check_push_url, create_push_client, find_address, post_push
 from gatepost.a2a.task_desk import Snapshot, TaskDesk
 from gatepost.a2a.task_events import StreamEvent, list_changes
@@ -206,7 +207,7 @@ def _list_headers(config: pb.TaskPushNotificationConfig) -> dict[str, str]:
 
 
 def _encode(config: pb.TaskPushNotificationConfig) -> bytes:
-    return msgspec.json.encode(MessageToDict(config), order="deterministic")
+    return encode_json(MessageToDict(config))
 
 
 def _decode(data: bytes) -> pb.TaskPushNotificationConfig:

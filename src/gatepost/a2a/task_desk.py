@@ -16,6 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gatepost.a2a.callers import A2aCaller
 from gatepost.a2a.door_records import MAX_TASKS_PER_CALLER, DoorRecords, TaskRecord, TurnRecord
+from gatepost.a2a.json_text import encode_json
 from gatepost.errors import (
     Conflict,
     Forbidden,
@@ -228,7 +229,8 @@ class TaskDesk:
         answer: TasksCreated = await self._services.perform(caller.door, TaskCreate(tasks=[new]))
         (made,) = answer.results
         if made.code:
-            await self._records.remove_turn(turn)
+            if made.code != IdempotencyConflict.code:
+                await self._records.remove_turn(turn)
             raise error_from_code(made.code, made.error)
         return made.tasks[0]
 
@@ -375,7 +377,7 @@ def _build_input(
         return draft.input
     said = [{"message": Raw(turn.message), "question": turn.question} for turn in before]
     input = None if isinstance(draft.input, UnsetType) else draft.input
-    return Raw(msgspec.json.encode({"task_id": task.id, "before": said, "input": input}))
+    return Raw(encode_json({"task_id": task.id, "before": said, "input": input}))
 
 
 def _unknown(id: str) -> UnknownTask:

@@ -9,6 +9,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 from msgspec import UNSET, Raw, UnsetType
 
+from gatepost.a2a.json_text import encode_json
 from gatepost.a2a.task_desk import InputRequired, MessageDraft, Snapshot
 from gatepost.errors import InvalidRequest
 
@@ -47,7 +48,7 @@ def read_message(message: pb.Message) -> MessageDraft:
     text = "\n".join(part.text for part in message.parts if part.HasField("text"))
     fields = message.metadata.fields
     skill = fields["skill"].string_value if "skill" in fields else ""
-    encoded = msgspec.json.encode(shown, order="deterministic")
+    encoded = encode_json(shown)
     ids = (message.message_id, message.task_id, message.context_id)
     input = _find_input(message.parts, is_long=len(text) > _MAX_DESCRIPTION)
     return MessageDraft(*ids, skill, encoded, text[:_MAX_DESCRIPTION] or _NO_TEXT, input)
@@ -59,8 +60,8 @@ def _find_input(parts: Sequence[pb.Part], *, is_long: bool) -> Raw | UnsetType:
     if not others and not is_long:
         return UNSET
     if len(others) == 1 and others[0].HasField("data"):
-        return Raw(msgspec.json.encode(_plain(others[0].data)))
-    return Raw(msgspec.json.encode({"parts": [MessageToDict(part) for part in parts]}))
+        return Raw(encode_json(_plain(others[0].data)))
+    return Raw(encode_json({"parts": [MessageToDict(part) for part in parts]}))
 
 
 def _plain(value: Value) -> Any:

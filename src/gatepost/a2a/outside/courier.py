@@ -16,6 +16,7 @@ from a2a.types import a2a_pb2 as pb
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gatepost.a2a.door_records import DoorRecords, OutsideAgent, OutsideTurn
+from gatepost.a2a.json_text import encode_json
 from gatepost.a2a.outside.outside_client import (
     OutsideAway,
     OutsideClient,
@@ -270,7 +271,7 @@ class Courier:
     async def _reply(self, mail: LeasedMessage, result: Any) -> None:
         op = Ack(mailbox=self._agent.name)
         if result is not None:
-            op.replies = {"": Raw(msgspec.json.encode(result))}
+            op.replies = {"": Raw(encode_json(result))}
         await self._settle(mail, op)
 
     async def _nack(self, mail: LeasedMessage, reason: str, *, retry: bool) -> None:
@@ -365,7 +366,7 @@ class Courier:
         await self._fail_task(turn, code, _why_failed(self._agent.name, task))
 
     async def _end_task(self, id: str, result: Any) -> None:
-        raw = Raw(msgspec.json.encode("" if result is None else result))
+        raw = Raw(encode_json("" if result is None else result))
         await self._report(id, "complete", result=raw)
 
     async def _fail_task(self, turn: OutsideTurn, code: str, error: str) -> None:
