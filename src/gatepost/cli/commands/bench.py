@@ -243,10 +243,10 @@ def bench_doors(
     state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Measure tool calls of MCP beside plain operations, and the cost of sessions that wait.
+    """Measure calls of MCP and A2A beside plain operations, and sessions that wait.
 
     Starts a fresh gateway on the disk of the state directory. It needs the extra:
-    pip install 'gatepost[mcp]'
+    pip install 'gatepost[mcp]'. Tasks of A2A are measured if its extra is there too.
 
     For example:
 
