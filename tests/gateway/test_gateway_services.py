@@ -9,6 +9,7 @@ import pytest
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.gateway_services import GatewayServices, StartStep
 from gatepost.gateway.serve import _create_pools, _operator_access
+from gatepost.gateway.settings_reload import SettingsReload
 from gatepost.testing import ManualClock
 from tests.gateway.tools import asgi_client, opened
 
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.anyio
 
 def _create_services(operations: Operations) -> GatewayServices:
     core = operations.core
-    return GatewayServices(operations, _operator_access(core), _create_pools(core))
+    reload = SettingsReload(core, None)
+    return GatewayServices(operations, _operator_access(core), _create_pools(core), reload)
 
 
 async def test_every_service_has_its_routes(state: Path, clock: ManualClock) -> None:

@@ -69,7 +69,7 @@ _USE_REFRESH_TOKEN = """
 UPDATE agent_token SET used_at = coalesce(used_at, ?), attempt_hash = ? WHERE id = ?
 """
 _HAS_USED_SUCCESSOR = "SELECT 1 FROM agent_token WHERE parent = ? AND used_at IS NOT NULL"
-# A void refresh token counts as used, so whoever presents it after all ends the session.
+# A void refresh token counts as used, so presenting it ends the session.
 _VOID_SUCCESSORS = """
 UPDATE agent_token SET parent = NULL, used_at = ?, expires_at = CASE kind WHEN 'access' THEN ?
     ELSE expires_at END
@@ -198,7 +198,7 @@ class AgentSessions:
         return self._issue_tokens(tx, *owner, replaces=token.id)
 
     def _is_repeat(self, tx: Tx, id: str, found: _FoundToken, attempt: bytes | None) -> bool:
-        """Whether the client that used this refresh token asks again for the answer."""
+        """Whether a request comes from the client that already used this refresh token."""
         if attempt is None or found.attempt_hash is None or found.used_at is None:
             return False
         in_time = tx.now < found.used_at + self._policy.refresh_grace

@@ -23,7 +23,7 @@ SELECT count(*) FROM agent_invite
 WHERE grantor = ? AND used_at IS NULL AND revoked_at IS NULL AND expires_at > ?
 """
 _SELECT_GRANTORS = "SELECT DISTINCT grantor FROM agent_invite WHERE agent_id = ?"
-# The sessions that were opened under these, and under those, and so on.
+# The sessions opened under these, recursively.
 _SELECT_FAMILY = """
 WITH RECURSIVE family (id) AS (
     SELECT ?1 UNION SELECT s.id FROM agent_session s JOIN family f ON s.parent = f.id
@@ -56,7 +56,7 @@ class Grantor(Protocol):
 
 
 def authorize_grantor(tx: Tx, grantor: Grantor) -> int:
-    """Return the time at which everything that the session grants ends at the latest."""
+    """Return the latest end of everything that the session grants."""
     if grantor.kind != "access":
         raise Forbidden("a context token grants nothing; use the access token")
     require_scope(grantor, Scope.ADMIN_ACCESS)

@@ -1,8 +1,8 @@
-"""The gateway that a node joins proves itself first, before the node sends it a secret.
+"""A gateway proves its key to a joining node before the node sends it a secret.
 
 The joining node sends a nonce with its request for a challenge, and the gateway signs both. The
 fingerprint of the signing key is in the invite, or in the room. The invite itself is then encrypted
-to that key: a machine in between may pass the proof on, and still does not learn the secret.
+to that key: a machine in between can pass the proof on, but does not learn the secret.
 """
 
 from hmac import compare_digest

@@ -1,4 +1,4 @@
-"""The text by which a machine joins the mesh without an invite: `gpm1.<genesis>.<secrets>`.
+"""The text with which a machine joins the mesh without an invite: `gpm1.<genesis>.<secrets>`.
 
 It carries the fingerprint of the genesis, the cluster token and the join secret. With the
 fingerprint the machine verifies the descriptor of the mesh, so it sends the secrets to members

@@ -7,7 +7,7 @@ first one. With an invite:
 2. it has not expired                 401 expired_token
 3. it is for this node                403 node_mismatch, 403 revoked,
    and the node proves its key        401 proof_required, 401 invalid_proof
-4. this exchange is no replay         409 replay_detected
+4. this exchange is not a replay         409 replay_detected
 5. a ticket is minted, for rooms open to other nodes (403 forbidden)
 6. the invite is consumed only when a ticket first opens a connection: `redeem_ticket`
 
@@ -88,7 +88,7 @@ class NodeAuthenticator:
         self._policy = policy
         self._directory = directory
         self._challenges = ChallengeIssuer(issuer, policy.challenge_life)
-        # Used in place of an unknown node's key, so that refusing an unknown node takes as long.
+        # Stands in for an unknown node's key, so that refusing it takes the same time.
         self._unknown_node_key = NodeKey(issuer.derive_key("nobody")).public
 
     def make_challenge(self, now: int, nonce: str | None = None) -> Challenge:
@@ -228,7 +228,7 @@ class NodeAuthenticator:
             tier = node_invites.load_node_invite(tx, invite_id).tier
             return node_directory.admit_node(tx, self._issuer, claims.sub, claims.node_key, tier)
         if claims.node_key == self._keyless_key(claims.sub):
-            # It proved nothing: whoever has the token could have got this ticket beside the first.
+            # The node proved nothing: any holder of the token could have got this second ticket.
             raise node_invites.already_used_error()
         found = node_directory.load_admission(tx, claims.sub)
         assert found is not None, "an invite is consumed only where an admission is made"

@@ -1,11 +1,10 @@
-"""Invites, sessions, tickets and tokens at their end: expired ones are pruned, a batch per
-transaction, and all that are not used are void after a restore."""
+"""Deletes expired invites, sessions, tickets and tokens, and voids unused ones after a restore."""
 
 from gatepost.access.policy import AccessPolicy
 from gatepost.journal.transaction import Tx
 
-# A ticket row is deleted once the ticket can no longer be presented. Rows that people look at stay
-# `AccessPolicy.remember` longer.
+# A ticket row is deleted once the ticket can no longer be presented. Rows that an operator can list
+# stay `AccessPolicy.remember` longer.
 _DELETE_SPENT_TICKETS = """
 DELETE FROM ticket WHERE jti IN (SELECT jti FROM ticket WHERE keep_until <= ? LIMIT ?)
 """

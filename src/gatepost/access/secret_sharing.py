@@ -3,7 +3,7 @@
 A record `secrets.<fingerprint>@<writer>` is encrypted for the node with this key. Only backbone
 nodes write such records, and only for members. These nodes are responsible for a member: the maker
 of the version, the node that admitted the member, and the publisher. So a version reaches every
-member even if its maker is lost, and rarely is it written twice.
+member even if its maker is lost, and is rarely written twice.
 
 A revoked node gets no later version. The maker of a version knows of the revocation that led to it.
 Other nodes pass a version on only if they know all the revocations it names.
@@ -70,7 +70,7 @@ def decrypt_secrets(record: MeshSecretRecord, key: NodeKey) -> MeshSecrets:
 
 
 class SecretSharing:
-    """Decides which members this node tells the secrets. `room` is its replica."""
+    """Decides for which members this node writes the secrets. `room` is its replica."""
 
     def __init__(self, room: SharedRoom, node_id: str, key: NodeKey) -> None:
         self._room = room

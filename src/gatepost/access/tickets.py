@@ -59,7 +59,7 @@ def confirm_key(node_key: bytes) -> TicketConfirmation:
 
 
 def sign_ticket(issuer: Issuer, claims: TicketClaims) -> str:
-    # PyJWT and cryptography take 8 MB, which a gateway that nobody joins saves.
+    # PyJWT and cryptography take 8 MB, which a gateway without joining nodes saves.
     import jwt
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -95,7 +95,7 @@ def remember_ticket(tx: Tx, jti: str, keep_until: int, guard: str) -> None:
 def use_ticket(tx: Tx, jti: str) -> None:
     row = tx.fetch_one("SELECT used_at FROM ticket WHERE jti = ?", (jti,))
     if row is None:
-        # We signed it but do not know it: the journal was restored from a backup since.
+        # Our signature on an unknown ticket means that the journal was restored from a backup.
         raise InvalidTicket(_INVALID_MESSAGE)
     if row[0] is not None:
         raise TicketAlreadyUsed("this ticket was used; a ticket opens one connection, once")

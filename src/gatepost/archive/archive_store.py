@@ -104,7 +104,7 @@ class ArchiveStore:
     def _write_atomically(self, path: str, content: "bytes | memoryview | pa.Buffer") -> None:
         if self.is_local:
             _make_folder(Path(path).parent)
-            # The reasons of failed turns are in it, in clear text: for its owner alone.
+            # Readable by its owner alone, because it has the reasons of failed turns in clear text.
             write_file_atomically(Path(path), memoryview(content))
         elif self._fs.type_name in _ATOMIC_FILESYSTEMS:
             self._write_stream(path, content)

@@ -125,7 +125,7 @@ class OutboxArchive:
         planned = self._plan_segment(tx, current)
         if planned is None or not planned.due:
             return None
-        # If a step fails from here on, the manifest has to be read again from the store.
+        # If a later step fails, the manifest must be read again from the store.
         self._manifest = None
         segment = self._write_segment(tx, current, planned)
         grown = manifest.append_segment(current, segment, planned.incarnation.first)

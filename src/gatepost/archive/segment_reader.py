@@ -240,7 +240,7 @@ def _read_first_page(
     upto: int,
     read_page: Callable[[ArchiveSegment], ArchivedStretch | None],
 ) -> ArchivedStretch:
-    """The first page there is. Events before it that cannot be read come first, as missing."""
+    """The first readable page. Unreadable events before it are reported first, as missing."""
     missing_through = after
     for segment in segments:
         if segment.first > missing_through + 1:
@@ -267,7 +267,7 @@ def _chain_before(listed: ArchiveManifest, segment: ArchiveSegment) -> bytes | N
 
 
 def _first_page(rows: pa.Table, upto: int) -> ArchivedStretch:
-    """As many rows as fit into a page, but one at least."""
+    """As many rows as fit into a page, but at least one."""
     page: list[tuple[int, bytes]] = []
     size = 0
     for seq, body in zip(rows.column("seq"), rows.column("body"), strict=True):

@@ -1,8 +1,8 @@
-"""Reads columns of a segment whose file anybody may have written.
+"""Reads columns of a segment from an untrusted file.
 
-A node may sign what it likes, and an older or later version may have written the file. So every
-segment is *projected* to `EVENT_SCHEMA`: the columns are taken by name and cast to their type if
-no value is lost. An optional column that the file lacks is null. A file that cannot be projected is
+A node can sign any content, and an older or later version may have written the file. So every
+segment is *projected* to `EVENT_SCHEMA`: the columns are taken by name and cast to their type if no
+value is lost. An optional column that the file lacks is null. A file that cannot be projected is
 refused: it lacks a required column, has a column of another kind of type, or names its own node.
 """
 
@@ -102,7 +102,7 @@ def _project_table(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _is_castable(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether both are the same kind of type. Whether a value is lost shows when it is cast.
+    """Whether both are the same kind of type. Casting then shows whether a value is lost.
 
     Arrow would cast more, such as texts to numbers and seconds to milliseconds of another meaning.
     """

@@ -100,7 +100,7 @@ def _ignore_progress(count: int) -> None:
 
 
 def verified_reaches(store: ArchiveStore, heads: Sequence[RoomFacts] = ()) -> list[WitnessedReach]:
-    """The end of each archive, and how far others have read, by facts that are signed."""
+    """The end of each archive, and how far others have read it, from signed facts."""
     _, facts, _ = _known_keys(store, heads)
     return list(find_reaches(_readable_manifests(store), facts))
 
@@ -255,7 +255,7 @@ class _OutboxVerifier:
         self._next_seq, self._chain = head.last + 1, head.chain
 
     def _continues_chain(self, head: ChainHead, seqs: list[int], digests: list[bytes]) -> bool:
-        # No range is counted out before its length is known to be that of the events.
+        # Check the length first, so that a forged range is never enumerated.
         if head.last - self._next_seq + 1 != len(seqs):
             return False
         if seqs != list(range(self._next_seq, head.last + 1)):

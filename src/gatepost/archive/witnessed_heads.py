@@ -1,4 +1,4 @@
-"""How far other gateways have read each outbox: what an archive has to reach to be the newest.
+"""How far other gateways have read each outbox, which the newest archive must reach.
 
 A node signs its manifest alone, so an older copy of its archive verifies as well as the newest one.
 Only a head that another gateway has seen can disprove it. The room facts of every gateway hold the

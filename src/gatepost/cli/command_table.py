@@ -41,6 +41,13 @@ COMMANDS = (
     CommandEntry("Gateway", "doctor", "doctor:diagnose_gateway"),
     CommandEntry("Gateway", "dashboard", "dashboard:make_dashboard_link"),
     CommandEntry("Gateway", "top", "top:show_top"),
+    CommandEntry("Gateway", "service install", "service:install_service"),
+    CommandEntry("Gateway", "service uninstall", "service:uninstall_service"),
+    CommandEntry("Gateway", "service status", "service:show_service"),
+    CommandEntry("Gateway", "config show", "config:show_settings"),
+    CommandEntry("Gateway", "config check", "config:check_settings"),
+    CommandEntry("Gateway", "config reload", "config:reload_settings"),
+    CommandEntry("Gateway", "config schema", "config:print_schema"),
     CommandEntry("Gateway", "context add", "contexts:add_context"),
     CommandEntry("Gateway", "context list", "contexts:list_contexts"),
     CommandEntry("Gateway", "context use", "contexts:use_context"),
@@ -151,6 +158,20 @@ COMMANDS = (
 
 # Help of the commands that have subcommands.
 FAMILIES = {
+    "service": """Run the gateway as a service: it starts with the machine, and again if it fails.
+
+For example:
+
+  gatepost service install --print
+  sudo gatepost service install --system
+""",
+    "config": """Show and check the settings, and let the running gateway read them again.
+
+For example:
+
+  gatepost config show
+  gatepost config check && gatepost config reload
+""",
     "context": """Name gateways on other machines, and talk to them by name.
 
 For example:

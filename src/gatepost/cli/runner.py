@@ -7,6 +7,7 @@ import sys
 from cyclopts import CycloptsError
 
 from gatepost.cli.app import app, use_docstring_help
+from gatepost.cli.extras import EXTRA_OF_MODULE, install_line
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.errors import GatepostError, InvalidRequest
 
@@ -62,11 +63,24 @@ def _call_app(tokens: list[str]) -> int:
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else ExitCode.OK
+    except ModuleNotFoundError as error:
+        raise _missing_extra_problem(error) from None
     except CycloptsError as error:
         raise _misuse_problem(error) from None
     except GatepostError as error:
         exit = ExitCode.USAGE if isinstance(error, InvalidRequest) else ExitCode.FAILED
         raise CommandProblem(error.code, error.message, exit) from None
+
+
+def _missing_extra_problem(error: ModuleNotFoundError) -> CommandProblem:
+    """A command whose extra is not installed says the one line to run."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF_MODULE.get(module)
+    if extra is None:
+        raise error
+    return CommandProblem(
+        "extra_missing", f"this needs {module}, which is not installed: {install_line(extra)}"
+    )
 
 
 def _misuse_problem(error: CycloptsError) -> CommandProblem:

@@ -19,6 +19,7 @@ from gatepost.config.settings_file import (
     default_settings_path,
     default_toml,
     load_settings,
+    settings_file_of,
 )
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "default_toml",
     "is_loopback",
     "load_settings",
+    "settings_file_of",
 ]

@@ -30,7 +30,7 @@ Root = TypeVar("Root", bound=msgspec.Struct)
 def load_tree(root: type[Root], path: Path | None, env: Mapping[str, str]) -> Root:
     """Load a tree from the file (None: no file) and the environment, or raise ConfigError."""
     sections = section_types(root)
-    file = {} if path is None else _read_file(path, sections)
+    file = {} if path is None else read_file(path, sections)
     base = Path.cwd() if path is None else path.absolute().parent
     tree = _merge_trees(_env_defaults(env), file, _read_env(env, sections))
     try:
@@ -49,7 +49,7 @@ def default_state_dir(env: Mapping[str, str]) -> Path:
     return _path_reader(Path.cwd(), env)(Path, env.get(ENV_PREFIX + "HOME") or "~/.gatepost")
 
 
-def _read_file(path: Path, sections: SectionTypes) -> SettingsTree:
+def read_file(path: Path, sections: SectionTypes) -> SettingsTree:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -75,6 +75,15 @@ def _read_env(env: Mapping[str, str], sections: SectionTypes) -> SettingsTree:
             hint = get_type_hints(sections[section], include_extras=True)[key]
             tree.setdefault(section, {})[key] = _parse_variable(variable, env, hint)
     return tree
+
+
+def env_variables(env: Mapping[str, str], sections: SectionTypes) -> dict[tuple[str, str], str]:
+    """(section, key) → the variable that sets it."""
+    found = {}
+    for variable in sorted(env):
+        if (setting := _setting_of_variable(variable, sections)) is not None:
+            found[setting] = variable
+    return found
 
 
 def _setting_of_variable(variable: str, sections: SectionTypes) -> tuple[str, str] | None:

@@ -7,6 +7,7 @@ import msgspec
 
 from gatepost.config.loading import ENV_PREFIX, default_state_dir, section_types
 from gatepost.config.settings import Settings
+from gatepost.config.settings_schema import SCHEMA_FILE_NAME
 from gatepost.config.toml_text import section_toml
 from gatepost.errors import ConfigError
 
@@ -18,6 +19,11 @@ ChosenSettings = Mapping[str, Mapping[str, object]]
 def default_settings_path(env: Mapping[str, str]) -> Path:
     """Return the path of the settings file that is used when none is named."""
     return default_state_dir(env) / FILE_NAME
+
+
+def settings_file_of(env: Mapping[str, str], state_dir: Path | None = None) -> Path:
+    """The settings file of a state directory, which may not exist."""
+    return default_settings_path(env) if state_dir is None else state_dir.absolute() / FILE_NAME
 
 
 def load_settings(env: Mapping[str, str], state_dir: Path | None = None) -> Settings:
@@ -44,6 +50,7 @@ def default_toml(chosen: ChosenSettings | None = None) -> str:
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
     header = (
+        f"#:schema ./{SCHEMA_FILE_NAME}\n"
         "# Settings of this Gatepost gateway. Remove the leading # to change one.\n"
         f"# An environment variable overrides this file: {ENV_PREFIX}MAILBOX__MAX_RETRIES=5\n"
         "# sets max_retries in section [mailbox].\n"

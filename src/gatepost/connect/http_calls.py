@@ -83,7 +83,7 @@ class _AnswerBody:
 
 
 def check_uncompressed(response: httpx.Response) -> None:
-    """Raise NotGatewayAnswer for a compressed body: a little of it may hold gigabytes."""
+    """Raise NotGatewayAnswer for a compressed body, which could unpack to gigabytes."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise NotGatewayAnswer(response.status_code)
 
@@ -228,7 +228,7 @@ class AsyncHttpCalls:
         timeout: float | httpx.Timeout,
         content: AsyncIterator[bytes] | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """Open an answer with success; its body is read by the caller."""
+        """Open a successful answer; the caller reads its body."""
         target = await asyncio.to_thread(self._locate)
         headers = _bearer_header(target.token) | UNCOMPRESSED
         http = await self._open_client(target)

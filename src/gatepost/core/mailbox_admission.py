@@ -17,7 +17,7 @@ class MailboxAdmission:
 
     def __init__(self, agents: Agents, max_mailboxes: int) -> None:
         self._agents = agents
-        self._max_mailboxes = max_mailboxes
+        self.max_mailboxes = max_mailboxes
         self._known: set[str] = set()
 
     def require_capacity(self, tx: Tx, name: str) -> None:
@@ -25,7 +25,7 @@ class MailboxAdmission:
         if self.is_known(tx, name):
             return
         count = count_mailboxes(tx)
-        if count >= self._max_mailboxes:
+        if count >= self.max_mailboxes:
             raise TooManyMailboxes(
                 f"this gateway has {count} mailboxes; register the agent with"
                 f" `gatepost agent add {name}`, or raise limits.max_mailboxes"

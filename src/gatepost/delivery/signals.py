@@ -98,8 +98,8 @@ def _expire_or_answer(intake: Intake, tx: Tx, envelope: Envelope, ref: str) -> N
 def _answer_status_request(intake: Intake, tx: Tx, envelope: Envelope, ref: str) -> None:
     row = find_row(tx, intake.source, parse_event_id(ref))
     if row is not None and row.state is InboxState.HELD:
-        # Only a sender that was restored asks about a held event, and the numbers this one waits
-        # for never come.
+        # Only a restored sender asks about a held event, and it forgot the earlier numbers of the
+        # pair.
         key = row.pair_key(intake.source)
         intake.pairs.load_pair(tx, key).forget_refused()
         intake.close_through(tx, key, row.pair_seq - 1)

@@ -20,7 +20,7 @@ Label = Annotated[str, Meta(max_length=256)]
 # The order of a sender's messages in a mailbox: first in, first out, or none.
 Order = Literal["fifo", "none"]
 MaxRetries = Annotated[int, Meta(ge=0, le=1000)]
-# What a message is about, for people. It is not encrypted.
+# The subject of a message, for people. It is not encrypted.
 Subject = Annotated[str, Meta(min_length=1, max_length=200)]
 
 # The time of a draft. No event is that old.
@@ -54,7 +54,7 @@ class Trace(
     traceparent: Label | None = None
 
 
-# The type of the tasks by which gateways distribute delegation skills, and no agent does.
+# The type of tasks by which gateways, never agents, distribute delegation skills.
 SKILL_DISTRIBUTION = "skill_distribution"
 
 

@@ -22,10 +22,14 @@ def main(arguments: list[str]) -> None:
     if arguments:
         env["GATEPOST_HOME"] = arguments[0]
     file = default_settings_path(env)
-    settings = Settings.load(file if file.exists() else None, env)
+
+    def load() -> Settings:
+        return Settings.load(file if file.exists() else None, env)
+
+    settings = load()
     log = settings.log
     logs.configure_logging(log.level, log.format, settings.named_file(log.file))
-    serve.run_gateway(settings)
+    serve.run_gateway(settings, load)
 
 
 def _stop_with_stdin() -> None:

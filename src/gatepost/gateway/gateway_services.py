@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gatepost.archive.service.archiver import OutboxArchiver
 from gatepost.core.gateway_core import Core
+from gatepost.gateway import settings_reload
 from gatepost.gateway.admin import (
     external_agents,
     feedback,
@@ -37,6 +38,7 @@ from gatepost.gateway.overview.needs import NeedFinder
 from gatepost.gateway.overview.overview_api import OverviewApi
 from gatepost.gateway.overview.room_ledger import RoomLedgers
 from gatepost.gateway.peering import Peering
+from gatepost.gateway.settings_reload import SettingsReload
 from gatepost.listening.connection_guard import ConnectionGuard
 from gatepost.listening.connection_pool import ConnectionPool, ListenerPools
 from gatepost.listening.operator_access import OperatorAccess
@@ -63,13 +65,18 @@ class GatewayServices:
     """The background services of a gateway; none runs before `running`."""
 
     def __init__(
-        self, operations: Operations, access: OperatorAccess, pools: ListenerPools
+        self,
+        operations: Operations,
+        access: OperatorAccess,
+        pools: ListenerPools,
+        reload: SettingsReload,
     ) -> None:
         core = operations.core
         self._pools = pools
         self._operations = operations
         self._core = core
         self._access = access
+        self._reload = reload
         self._metrics = Metrics(core)
         guard = ConnectionGuard(core.settings.room, core.clock)
         self.peering = Peering(core, self._metrics, guard)
@@ -140,6 +147,7 @@ class GatewayServices:
             *self.peering.create_routes(),
             *external_agents.create_routes(external),
             undelivered_api.create_router(core),
+            settings_reload.create_router(self._reload),
             mirror_api.create_router(self._operations),
             trace_api.create_router(self._tracer),
             proof_api.create_router(ProofMaker(core, self.peering.links, self.peering.replica)),

@@ -28,6 +28,7 @@ from gatepost.errors import ConfigError
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.gateway_services import GatewayServices
 from gatepost.gateway.peering import Peering
+from gatepost.gateway.settings_reload import LoadSettings, SettingsReload
 from gatepost.gateway.wait_for_disk import wait_for_space
 from gatepost.listening.connection_pool import (
     ConnectionPool,
@@ -47,18 +48,18 @@ _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run_gateway(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then stop in order."""
+def run_gateway(settings: Settings, load: LoadSettings | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then stop in order. SIGHUP reads the settings by `load`."""
     # All files of this process, and of its libraries, are readable by its user alone.
     os.umask(0o077)
     # A short switch interval: the writer thread needs the interpreter soon after each fsync,
     # even while the event loop is busy.
     sys.setswitchinterval(0.0005)
-    while uvloop.run(serve_until_stopped(settings)):
+    while uvloop.run(serve_until_stopped(settings, load)):
         log.info("the gateway starts again under another node id")
 
 
-async def serve_until_stopped(settings: Settings) -> bool:
+async def serve_until_stopped(settings: Settings, load: LoadSettings | None = None) -> bool:
     """Serve until a signal comes, or a restart is wanted; return True for the latter."""
     asyncio.get_running_loop().set_exception_handler(_log_loop_error)
     if is_root():
@@ -71,13 +72,15 @@ async def serve_until_stopped(settings: Settings) -> bool:
     async with open_core(settings) as operations:
         core, access = operations.core, _operator_access(operations.core)
         pools = _create_pools(core)
-        services = GatewayServices(operations, access, pools)
+        reload = SettingsReload(core, load)
+        services = GatewayServices(operations, access, pools, reload)
         app = services.create_app()
         server = _create_server(core, app, pools.listener, access)
         public_url, local_url = _public_url(settings, listener), _listener_url(settings, listener)
         async with (
             services.running(app, public_url, _own_tls_pin(settings, public_url), local_url),
             _stop_on_signals(server, operations, services.peering),
+            _reload_on_signal(reload),
         ):
             await _serve_clients(core, server, listener)
     return core.restart_wanted.is_set()
@@ -159,6 +162,20 @@ async def _stop_on_signals(
         restarting.cancel()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def _reload_on_signal(reload: SettingsReload) -> AsyncIterator[None]:
+    """Read the settings again on SIGHUP. A gateway in a terminal ends with it, as any program."""
+    if os.isatty(0):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload.reload_on_signal)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 def end_process_after(secs: float) -> None:

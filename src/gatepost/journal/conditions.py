@@ -1,4 +1,4 @@
-"""The conditions of a filter as SQL: those that are given have to hold together."""
+"""The conditions of a filter as SQL, joined with AND."""
 
 from collections.abc import Iterable
 

@@ -57,7 +57,7 @@ def note_taken(tx: Tx, reader: str, upto: int) -> None:
 
 
 def note_reading(tx: Tx, reader: str, incarnation: str, upto: int) -> None:
-    """A reader behind a relay has signed that this incarnation of it is that far."""
+    """Note the position that a reader behind a relay has signed, with its incarnation."""
     tx.execute(_NOTE_READING, (upto, tx.now, reader, incarnation))
 
 

@@ -114,7 +114,7 @@ def try_operation(
 ) -> tuple[T, None] | tuple[None, GatepostError]:
     """Run an operation in a savepoint; if it fails, undo it and return the error.
 
-    Only errors of the disk are raised. So nothing that one source sends fails what others sent.
+    Only errors of the disk are raised, so a bad event of one source does not fail those of others.
     """
     mark = tx.begin_operation()
     try:

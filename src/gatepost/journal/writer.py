@@ -90,7 +90,7 @@ class Writer:
         self._stopped = True
         self._queue.put(None)
         self._thread.join()
-        # An operation submitted while the thread stopped must not wait for ever.
+        # Answer operations that were submitted while the thread stopped.
         late = [item[0] for item in _drain_queue(self._queue) if item is not None]
         self._deliver(_refuse_jobs(late, Unavailable(_STOPPING_MESSAGE)))
 
@@ -98,7 +98,7 @@ class Writer:
         return self._queue.qsize()
 
     def busy_secs(self) -> float:
-        """For how long the present commit group has been running, if one is."""
+        """How long the current commit group has been running; None if none is."""
         since = self._busy_since
         if since is not None:
             return time.monotonic() - since

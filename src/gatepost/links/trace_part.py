@@ -88,7 +88,7 @@ class ForwardedTrace(Struct, frozen=True):
 
 
 class TraceForwarder:
-    """A relay passes requests on to a target that it has a link with, and answers back.
+    """Relays requests to targets that this gateway has a link with, and returns their answers.
 
     All links of a gateway share one forwarder, which also counts the requests of each asker.
     """

@@ -1,10 +1,10 @@
 """Cookies that prove an address: only a node that receives at an address can return its cookie.
 
-A node may write any source address on a datagram. Until the cookie of an address came back, nothing
-is sent there but answers that are no longer than their question.
+A node may write any source address on a datagram. Until an address has returned its cookie, it only
+gets answers that are no longer than their question.
 
-A cookie is valid for one to two periods. So a datagram that returns it was made lately, whatever
-time it bears.
+A cookie is valid for one to two periods. So a datagram that returns it is recent, even if its
+timestamp is wrong.
 """
 
 from functools import lru_cache

@@ -19,7 +19,7 @@ from gatepost.wire.agent_tokens import SecretValue
 BOOTSTRAP_PREFIX = "/.rb"
 MAX_BODY_BYTES = 8 * 1024
 MAX_AGE_SECS = 300
-# A request from the future is of a clock that is wrong, or kept for later use.
+# A request from the future comes from a wrong clock, or is meant to be replayed later.
 MAX_SKEW_SECS = 5
 _MAX_KNOWN_PEERS = 64
 
@@ -29,7 +29,7 @@ ShortField = Annotated[str, Meta(max_length=260)]
 class BootstrapRequest(SecretValue, frozen=True):
     """`node_id` and `node_key` name the machine that joins: the invite it gets is for it alone.
 
-    Without both, as other implementations ask, the invite is for any machine.
+    Without both, as in requests of other implementations, any machine can use the invite.
     """
 
     cluster_token: Annotated[str, Meta(max_length=256)]
@@ -46,7 +46,7 @@ class BootstrapRequest(SecretValue, frozen=True):
 
 
 class BootstrapPeer(Struct, frozen=True):
-    """A member, as the joining machine may reach it. Without WireGuard its fields are empty."""
+    """A member that the joining machine can reach. The WireGuard fields can be empty."""
 
     node_id: str
     wg_pubkey: str

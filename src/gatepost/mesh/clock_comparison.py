@@ -1,8 +1,9 @@
-"""Compares the clocks of nodes: which one is wrong, and by how much.
+"""Compares the clocks of nodes, to find wrong ones and their offsets.
 
 Every datagram carries the time of its sender, so a node knows how far each clock is from its own. A
 clock is wrong if it differs from those of more voters than it agrees with; a voter agrees with
-itself. Voters are the nodes that may lead. So neither a stranger nor one liar makes a clock wrong.
+itself. Voters are the nodes that may lead. So neither a stranger nor a single liar can make a clock
+count as wrong.
 """
 
 from collections import Counter

@@ -1,14 +1,14 @@
 """Judges datagrams: each one is a message of a member, or is refused for one reason.
 
-The order of the checks is that of the protocol (sender, timestamp, payload). The costly check, the
-signature, stands behind rate limits. A sender that returned the cookie of its address has a
+The order of the checks is that of the protocol (sender, timestamp, payload). The expensive check of
+the signature comes after the rate limits. A sender that returned the cookie of its address has a
 separate limit, which no other sender can use up. An announcement with the HMAC of the cluster token
 has a limit for its sender: a stranger cannot make one, so a flood keeps no member from becoming
 known. All other datagrams share a small limit, per address and together, so forged ones do not cost
 much.
 
-A datagram at the wrong time is refused. If it is authentic, it still tells how far the clock of its
-sender is off. Such messages have separate limits: replaying old datagrams silences no member.
+A datagram at the wrong time is refused. If it is authentic, it still shows the clock offset of its
+sender. Such messages have separate limits: replaying old datagrams silences no member.
 """
 
 from hmac import compare_digest
@@ -103,7 +103,7 @@ class DatagramJudge:
         return refusal or self._open_payload(envelope, in_tunnel=signature is None)
 
     def _open_envelope(self, datagram: bytes, text: bytes) -> DatagramEnvelope | Refusal:
-        """The checks that cost next to nothing."""
+        """The cheap checks."""
         if len(datagram) > MAX_DATAGRAM_BYTES:
             return Refusal.OVERSIZED
         envelope = decode_envelope(text)
@@ -129,10 +129,11 @@ class DatagramJudge:
         source: str,
         now: MeshTime,
     ) -> Refusal | None:
-        """The signature is the costly check: all that can be refused without it comes before."""
+        """Check the origin. The expensive check of the signature comes last."""
         sender = envelope.node_id
         if signature is not None and envelope.to is None and envelope.type != _ANNOUNCE:
-            # Anybody could have passed it on: only a first word may leave its receiver open.
+            # Only a first message may leave its receiver open, because others could have passed it
+            # on.
             return Refusal.WRONG_RECEIVER
         fingerprint = fingerprint_datagram(text)
         if not self._replays.can_take(sender, fingerprint, now.steady_ms):
@@ -145,7 +146,7 @@ class DatagramJudge:
         return None
 
     def sign_message(self, message: MeshMessage, now: MeshTime) -> bytes:
-        """The signed datagram of a message of this node, unlike all others."""
+        """The signed datagram of a message, which differs from all earlier ones."""
         self._signed_count += 1
         text = encode_message(message, now.unix_secs, self._signed_count)
         if isinstance(message.payload, PeerAnnounce):

@@ -17,7 +17,7 @@ from gatepost.mesh.signature_check import SignatureChecker
 _FIELD = b',"signature":"'
 _END = b'"}'
 _SIGNATURE_CHARS = 88
-# So much longer is a datagram with its signature.
+# The bytes that a signature adds to a datagram.
 SIGNATURE_BYTES = len(_FIELD) + _SIGNATURE_CHARS + len(_END) - 1
 _TAIL_BYTES = SIGNATURE_BYTES + 1
 _CONTEXT = b"gatepost mesh datagram\0"

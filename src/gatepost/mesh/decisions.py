@@ -24,7 +24,7 @@ class SendDatagram(Struct, frozen=True):
 
 
 class PeerStatusChanged(Struct, frozen=True):
-    """A peer is alive, suspect or dead now."""
+    """A peer became alive, suspect or dead."""
 
     node: str
     state: PeerState
@@ -60,7 +60,7 @@ class HintRefused(Struct, frozen=True):
 
 
 class DatagramRefused(Struct, frozen=True):
-    """A datagram or message did not count. `node` is its sender, if that is certain."""
+    """A datagram or message was refused. `node` is its sender, if that is certain."""
 
     refusal: Refusal
     node: str | None = None

@@ -2,8 +2,8 @@
 
 Ranks decide between nodes: the lower priority number, then the lower node id. Terms decide what is
 new: a node honours a publisher only if the counter of its term is higher than that of every
-publisher it honoured before. So it never honours two publishers of one term, and a claim that comes
-late or from a healed partition is noticed by its old counter.
+publisher it honoured before. So it never honours two publishers of one term, and a late claim, or
+one from a healed partition, is recognized by its old counter.
 
 A publisher that learns of another term with a counter as high as its own claims again, with a
 higher one, unless the other publisher has the better rank: then it steps down.
@@ -23,7 +23,7 @@ MAX_TERM_JUMP = 1_000_000
 
 
 class ElectionView(Struct, frozen=True):
-    """The peers as far as an election needs them. `is_barred`: this node must not claim now."""
+    """The view of the peers for an election. `is_barred`: this node must not claim now."""
 
     is_alone: bool
     is_best: bool
@@ -76,7 +76,7 @@ class Election:
     # -- hearing others
 
     def hear_publisher(self, rank: Rank, term: Term, now: int) -> bool:
-        """A publisher speaks: by a heartbeat or a claim. False if its term is a lie."""
+        """Take a heartbeat or a claim of a publisher. False if its term is impossible."""
         if term.node != rank[1] or not self._note_term(term):
             return False
         if self.is_publisher:
@@ -87,12 +87,12 @@ class Election:
             self.heard_at = now
             self._move(ElectionInput.HEARD)
         elif self.state is not ElectionState.STANDBY or self._is_better(rank):
-            # Its term lags behind one that ended. It will claim again when it hears of that one.
+            # Its term is older than one that ended. It will claim again when it hears of that one.
             self.heard_at = now
         return True
 
     def hear_report(self, term: Term, rank: Rank | None, now: int) -> bool:
-        """Another node knows this term. `rank` is that of the term's owner, if it counts here."""
+        """Take a term reported by another node. `rank` is its owner's, if that is known here."""
         if not self._note_term(term):
             return False
         is_newer = self.is_publisher and self.honoured is not None and term > self.honoured
@@ -119,7 +119,7 @@ class Election:
     # -- time
 
     def check_timers(self, now: int, view: ElectionView) -> None:
-        """Move as time and the other nodes demand. Called on every heartbeat."""
+        """Make the transitions that are due. Called on every heartbeat."""
         if self.is_publisher:
             if self._is_contested:
                 self._claim_next_term()

@@ -1,10 +1,10 @@
-"""The states of the election, as one node sees it, and the only moves between them.
+"""The states of the election at one node, and the only transitions between them.
 
 A `standby` hears a publisher. Silence of the publisher makes it `suspect`; after the grace, or at
 once when the publisher releases its lease, the office is `vacant`. Of the living nodes that may
 lead, the one with the best rank then claims a new term and is `publisher`. A node without a rival
-is publisher at once. A publisher steps down when it sees a better one. One that slept longer than
-its lease lasts has lost it, and listens first.
+is publisher at once. A publisher steps down when it sees a better one. A publisher that slept
+longer than its lease has lost it, and listens first.
 """
 
 from enum import StrEnum
@@ -49,7 +49,7 @@ TRANSITIONS: dict[tuple[ElectionState, ElectionInput], ElectionState] = {
 
 
 def describe_leader(node: str, publisher: str | None, state: str, counter: int | None) -> str:
-    """Who leads, as `node` sees it: the words of every command and of the log."""
+    """The leader as seen by `node`, in the words of all commands and of the log."""
     term = "" if counter is None else f" in term {counter}"
     if publisher == node:
         return f"{node}, this gateway, leads the mesh{term}"

@@ -1,4 +1,4 @@
-"""The mesh as one node sees it: takes messages and time, and returns decisions.
+"""One node's part of the mesh: takes messages and time, and returns decisions.
 
 Nothing here reads time or randomness, or sends anything. Everything that is sent is sent on a
 heartbeat of this node, except for one answer to a peer whose address is not proven, and for the
@@ -74,7 +74,7 @@ class MeshEngine:
         # The wrong clocks, or those that differ, as of the last heartbeat.
         self.clocks: tuple[ClockFinding, ...] = ()
         self.is_outvoted = False
-        # This node leaves the lease to others until then, because of a failure or its operator.
+        # Until then this node does not claim the lease, because of a failure or its operator.
         self._withheld_until = now
         self._room_term_at: int | None = None
         self._intro_points: IntroPoints | None = None
@@ -86,20 +86,20 @@ class MeshEngine:
     # -- inputs
 
     def set_members(self, members: MeshMembers) -> list[MeshDecision]:
-        """The room changed. `members` are all nodes that count, perhaps with this one."""
+        """Set the members after a change of the room; they can include this node."""
         others = {id: member for id, member in members.items() if id != self.identity.node}
         self.members = self.outgoing.members = others
         self.peers.keep_members(others)
         return self._report_changes()
 
     def change_identity(self, identity: MeshIdentity) -> None:
-        """This node's tier, priority or address is another one now."""
+        """Change this node's tier, priority or address."""
         self.identity = self.outgoing.identity = identity
         self.election.rank = (identity.priority, identity.node)
         self.election.may_lead = identity.may_lead
 
     def share_intro_points(self, points: tuple[IntroPoint, ...], since: int) -> None:
-        """Tell all peers with the next heartbeats, if these points are other ones."""
+        """Send changed intro points to all peers with the next heartbeats."""
         known = self._intro_points.intro_points if self._intro_points else ()
         if points != known:
             self._intro_points = IntroPoints(points, since)
@@ -135,8 +135,8 @@ class MeshEngine:
     ) -> list[MeshDecision]:
         """Take note of the clock of a member whose authentic message came at the wrong time.
 
-        A repeated message counts for nothing: its sender is heard at the right time, or the cookie
-        that it returns is an old one.
+        A repeated message is ignored: its sender is heard at the right time, or it returns an old
+        cookie.
         """
         refused: list[MeshDecision] = [DatagramRefused(Refusal.CLOCK_SKEW, message.sender)]
         peer = self.peers.hear_skewed(message.sender, size, now)
@@ -151,8 +151,8 @@ class MeshEngine:
     def hear_room_term(self, term: Term, now: int) -> None:
         """A coordinator wrote this term into the room.
 
-        Its publisher may be unable to hear this one. So they contest each other's terms once in a
-        takeover time, and not with every heartbeat.
+        Its publisher may not receive this node's messages. So the two contest each other's terms
+        once per takeover time, not with every heartbeat.
         """
         if not self.election.is_new_term(term):
             return
@@ -182,12 +182,12 @@ class MeshEngine:
         return decisions + self._send_announcements() + self._report_changes()
 
     def release_lease(self) -> list[MeshDecision]:
-        """This node stops: give up the lease, and say no more."""
+        """This node stops: release the lease, and send nothing more."""
         self._has_left = True
         return [*self._give_up_office(), *self._report_changes()]
 
     def withhold_lease(self, now: int) -> list[MeshDecision]:
-        """Release the lease, and do not claim it again for as long as suspicion takes."""
+        """Release the lease, and do not claim it again for `suspect_ms`."""
         self._withheld_until = now + self.timers.suspect_ms
         return [*self._give_up_office(), *self._report_changes()]
 
@@ -201,7 +201,7 @@ class MeshEngine:
 
     @property
     def is_barred(self) -> bool:
-        """Whether this node must not claim the lease now, whatever its rank."""
+        """Whether this node must not claim the lease now, independently of its rank."""
         return self.is_outvoted or self._ticked_at < self._withheld_until
 
     def _compare_clocks(self, now: int) -> None:
@@ -327,9 +327,10 @@ class MeshEngine:
         return []
 
     def _note_insistence(self, peer: MeshPeer, now: int) -> bool:
-        """True if a publisher without a term went on through the answers of this publisher.
+        """True if a publisher without a term has ignored the answers of this publisher.
 
-        It does not yield, so its priority is the better one by its own rules: its claim got lost.
+        Because it does not yield, it has the better priority by its own rules, and its claim was
+        lost.
         """
         if peer.insists_since is None:
             peer.insists_since = now
@@ -371,12 +372,12 @@ class MeshEngine:
         if term is None:
             return []
         if term.node == peer.id and term == self.election.honoured:
-            # The publisher lost its office, for instance by a restart, and says so.
+            # The publisher reports that it lost its office, for instance by a restart.
             return self._handle_release(peer, term, has_left=False)
         return self._hear_report(peer, term, now)
 
     def _hear_report(self, peer: MeshPeer, term: Term, now: int) -> list[MeshDecision]:
-        """A node that may not lead moves no publisher, and is heard once in a takeover time."""
+        """Take a term reported by a peer; from one that may not lead, once per takeover time."""
         if self._may_lead(peer.id):
             owner = self.peers.find_peer(term.node)
             counts = owner is not None and self._may_lead(term.node)
@@ -445,7 +446,7 @@ class MeshEngine:
         return decisions
 
     def _tell_intro_points(self) -> list[MeshDecision]:
-        """Each peer is told a few times, as datagrams may be lost."""
+        """Send intro points to each peer a few times, because datagrams can be lost."""
         points = self._intro_points
         untold = [peer for peer in self.peers if peer.address and peer.times_told < _REPEATS]
         if points is None:
@@ -503,7 +504,7 @@ def _note_clock(
 
 
 def _note_priority(peer: MeshPeer, heartbeat: Heartbeat) -> None:
-    """Another implementation tells its priority in its claim alone: it counts while it leads."""
+    """Note the priority in a claim; other implementations send it only there."""
     is_standby = heartbeat.role is MeshRole.STANDBY
     if is_standby or heartbeat.priority is not None:
         peer.priority = heartbeat.priority

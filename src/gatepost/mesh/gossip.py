@@ -16,7 +16,7 @@ _ENTRY_OVERHEAD = 64
 def choose_gossip(
     peers: Iterable[MeshPeer], members: MeshMembers, name_bytes: int
 ) -> tuple[KnownPeer, ...]:
-    """The peers to name now: those first that were named least, so that a change travels at once.
+    """The peers to name now, least named first, so that changes travel at once.
 
     The names of sender, receiver and publisher take `name_bytes` of the datagram.
     """

@@ -1,7 +1,7 @@
 """The addresses that nodes named in `intro_points`: they may be newer than the room's records.
 
-A node speaks for itself only, under the key by which its datagram was verified. So it can say here
-no more than in its own record of the room, and the later word of both counts.
+A node speaks for itself only, under the key by which its datagram was verified. So it can state no
+more than in its own record of the room, and the later statement counts.
 """
 
 import binascii
@@ -23,7 +23,7 @@ class HeardAddress(Struct, frozen=True):
 
 
 class HeardAddresses:
-    """The latest word of each member. A node with another key is another member."""
+    """The latest address of each member. A node with a new key counts as another member."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[str, bytes], HeardAddress] = {}
@@ -33,7 +33,7 @@ class HeardAddresses:
         endpoints = [url for each in points.intro_points if (url := decode_point(each))]
         if points.intro_points and not endpoints:
             return
-        # A time in the future would outlast everything that the node says later.
+        # A time in the future would override later statements of the node.
         since = min(points.fetched_at * 1000, now)
         known = self._latest.get((node, key))
         if known is None or known.since <= since:

@@ -32,7 +32,8 @@ class MeshIdentity(Struct, frozen=True, kw_only=True):
 class OutgoingMessages:
     """`cluster_token` proves announcements; without one the signature has to do.
 
-    It is shown to members in the tunnel, as the protocol says; elsewhere an HMAC stands for it.
+    Inside the tunnel the token itself is sent, as the protocol requires; elsewhere an HMAC replaces
+    it.
     """
 
     def __init__(self, identity: MeshIdentity, peers: PeerTable, cookies: AddressCookies) -> None:
@@ -56,7 +57,7 @@ class OutgoingMessages:
         return any(member.is_in_tunnel(address) for member in self.members.values())
 
     def broadcast(self, payload: Payload) -> Iterable[SendMessage]:
-        """To all peers with a proven address, the dead too: a healed network needs a first word."""
+        """Send to all peers with a proven address, also dead ones: the network may have healed."""
         proven = [peer for peer in self._peers if peer.address]
         return [self.send_to(peer.address, peer.id, payload) for peer in proven]
 

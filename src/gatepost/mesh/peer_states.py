@@ -1,4 +1,4 @@
-"""The states of a peer, and the only moves between them.
+"""The states of a peer, and the only transitions between them.
 
 A node that gossip names is `hinted`: it counts for nothing. An authentic datagram of the node
 itself makes it `alive`. Silence makes it `suspect`, and longer silence `dead`; any authentic

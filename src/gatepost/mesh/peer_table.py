@@ -110,7 +110,7 @@ class PeerTable:
             peer.heard_at = now
             peer.earn_credit(size)
             if not peer.is_alive:
-                # It may be another process by now, which knows nothing of us.
+                # It may be a new process that does not know us.
                 peer.times_told = 0
             self._move(peer, PeerInput.DATAGRAM)
         return peer

@@ -32,7 +32,7 @@ MAX_DOCUMENT_BYTES = 48 * 1024
 DESCRIPTOR_MAP, NODES_MAP = "rendezvous", "nodes"
 _DAY_MS = 86_400_000
 LIFE_MS = 7 * _DAY_MS
-# A descriptor without changes is issued again after so long.
+# How often an unchanged descriptor is renewed.
 REFRESH_MS = _DAY_MS
 _SKEW_MS = 300_000
 
@@ -80,7 +80,7 @@ def _point_of(room: SharedRoom, member: RoomMember, heard: HeardAddresses) -> De
 
 
 def _latest_endpoint(room: SharedRoom, member: RoomMember, heard: HeardAddresses) -> str | None:
-    """A node may tell its peers of another address before its record arrives."""
+    """The latest address of a node, from its record or from its datagrams."""
     said = heard.find_address(member.id, member.public_key)
     written = room.document.record_at((NODES_MAP, member.id, member.public_key))
     if said is None or (written is not None and written.at >= said.since):
@@ -128,7 +128,7 @@ def verify_document(
 ) -> VerifiedDescriptor:
     """Check a descriptor; raise InvalidRequest, with the reason, if it is not to be followed.
 
-    Without the fingerprint of the genesis, anybody could have made the descriptor.
+    Without the fingerprint of the genesis, the descriptor proves nothing.
     """
     try:
         if len(document) > MAX_DOCUMENT_BYTES:

@@ -32,7 +32,7 @@ class ReplayCache:
         return fingerprint not in taken and len(taken) < self._most
 
     def remember(self, sender: str, fingerprint: Fingerprint, now: int) -> None:
-        """Only for a datagram whose signature is valid: others must not use up the capacity."""
+        """Remember a datagram with a valid signature; others must not use up the capacity."""
         self._taken.setdefault(sender, OrderedDict())[fingerprint] = now
 
     def _forget_old(self, taken: OrderedDict[Fingerprint, int], now: int) -> None:

@@ -2,7 +2,7 @@
 
 libsodium is always there. ed25519-zebra uses the vector units of the processor and takes a third
 less time; no wheel of it exists for some platforms. Both accept the same signatures by honest keys.
-They differ in keys of small order, under which anybody can sign: no such key is accepted here.
+They differ in keys of small order, under which anyone can sign; such keys are not accepted here.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Addresses in the tunnel, allotted without a server: derived from the node key, and collisions.
+"""Addresses in the tunnel without a server: derived from node keys, with rules for collisions.
 
 Every node derives a row of candidates from its key, and takes the first that no senior node claims.
 Two nodes may claim the same address before they know of each other. Then the claim of the senior
@@ -17,7 +17,7 @@ from msgspec import Struct
 from gatepost.errors import ConfigError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-# As many addresses are tried before the network counts as full.
+# The number of candidates before the network counts as full.
 _MAX_CANDIDATES = 256
 _CACHED = 4096
 _MIN_ADDRESSES = 4

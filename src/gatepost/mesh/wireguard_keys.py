@@ -1,4 +1,4 @@
-"""WireGuard keys that prove whose they are.
+"""WireGuard keys that prove their owner.
 
 The room shows the WireGuard key of every node, so any member could name the key of another as its
 own, and take its place in the tunnels of others. A WireGuard key cannot sign. It is therefore made

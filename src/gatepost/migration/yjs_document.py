@@ -72,7 +72,7 @@ def _import_pycrdt() -> Any:
         import pycrdt
     except ImportError:
         raise ConfigError(
-            "reading a Yjs document needs pycrdt: install gatepost[migration],"
+            "reading a Yjs document needs pycrdt: pip install 'gatepost[migration]',"
             " or export the document as JSON"
         ) from None
     return pycrdt

@@ -1,9 +1,9 @@
-"""Decides which nodes and segments of an archive are taken in, and sets the others aside.
+"""Decides which nodes and segments of an archive are admitted, and sets the others aside.
 
-A node is admitted if its manifest can be read, is signed by a key that the room knows the node by,
-and the node belongs to the room. A segment is admitted if its file is the one that the manifest
-lists, and its columns and values are those of an archive. All others are set aside with a reason,
-until they are right again; nothing else waits for them.
+A node is admitted if its manifest is readable and signed with a key that the room has for it, and
+if it is a member of the room. A segment is admitted if its file is the one that the manifest lists,
+and its columns and values are those of an archive. All others are set aside with a reason until
+they are repaired; nothing else waits for them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from gatepost.pipeline.read_plan import LaneKey, SegmentFile, SetAside
 from gatepost.pipeline.segment_check import SegmentCheck
 from gatepost.pipeline.transport import Transport
 
-# The facts of this many gateways tell who belongs to the room; an audit reads all of them.
+# The facts of this many gateways determine the members of the room; an audit reads all of them.
 _FACTS_READ: Final = 64
 _CLOCK_SLACK_MS: Final = 5 * 60_000
 _DAY_MS: Final = 24 * 3_600_000
@@ -35,12 +35,12 @@ class AdmittedArchive(Struct, frozen=True):
 
 
 class ArchiveGate:
-    """Admits nodes and segments; a file that was found right is not read again."""
+    """Admits nodes and segments; a file that was found valid is not read again."""
 
     def __init__(self, reader: ArchiveReader) -> None:
         self._reader = reader
         self._store = ArchiveStore.open(reader.uri)
-        # Segments of which the file was found right; and which of these have odd events.
+        # Segments whose file was found valid, and those of them with odd events.
         self._right: set[SegmentFile] = set()
         self._odd: dict[SegmentFile, SegmentCheck] = {}
 
@@ -63,7 +63,7 @@ class ArchiveGate:
     def check_segments(
         self, transport: Transport, segments: Sequence[SegmentFile], id_age: int
     ) -> dict[str, SegmentCheck]:
-        """Path → what was found, of segments that have a fault or odd events."""
+        """Path → the finding, for segments with a fault or odd events."""
         unknown = [each for each in segments if each not in self._right]
         found = check_files(transport, self._reader.uri, unknown, id_age)
         self._remember(unknown, found)
@@ -72,7 +72,7 @@ class ArchiveGate:
     def try_segments(
         self, transport: Transport, segments: Sequence[SegmentFile], id_age: int
     ) -> dict[str, SegmentCheck]:
-        """As `check_segments`, but all are read again, and as a batch reads them."""
+        """Like `check_segments`, but reads all segments again, in the way of a batch."""
         found = read_trial(transport, self._reader.uri, segments, id_age)
         self._remember(segments, found)
         return found
@@ -116,7 +116,7 @@ def describe_far_ids(
     found: Mapping[str, SegmentCheck],
     before: Iterable[SetAside],
 ) -> list[SetAside]:
-    """The single events of these segments that are not counted, added to those of `before`."""
+    """Describe single events that are not counted, in addition to those of `before`."""
     sums = {(each.node, each.incarnation): each for each in before if each.events}
     for segment in segments:
         count = found.get(segment.path, _NOTHING_FOUND).far_ids
@@ -163,7 +163,7 @@ def _describe_hole(
 
 
 def agree_on_time(segments: Iterable[SegmentFile], now: int) -> int:
-    """The time up to which the archive reaches; no single clock decides it.
+    """The end of the archive in time, which no single clock decides.
 
     Events and segments of the future are ignored, and no node is more than a day ahead of all
     others.

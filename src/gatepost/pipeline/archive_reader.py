@@ -52,12 +52,12 @@ _SEGMENT_PATH = re.compile(r"date=(\d{4}-\d\d-\d\d)/[\w.-]+\.parquet")
 
 
 class ArchiveReader:
-    """The folder of all nodes' segments, as their manifests describe it."""
+    """Reads all nodes' segments as listed in their manifests."""
 
     def __init__(self, root: str) -> None:
         self._store = store = ArchiveStore.open(root)
         self._filesystem, self._base = store.filesystem, store.root
-        # The root as executors need it: absolute, with its scheme if it has one.
+        # The absolute root with its scheme, for executors.
         self.uri = normalize_uri(root)
         self._listings: dict[str, tuple[object, NodeListing]] = {}
 
@@ -80,7 +80,7 @@ class ArchiveReader:
         return [listing for _, listing in self._listings.values()]
 
     def read_content(self, segment: SegmentFile) -> pa.Buffer:
-        """The listed file as it is; ArchiveError with the reason if there is no such file."""
+        """The content of a listed file; ArchiveError with the reason if it is missing."""
         if self._store.is_special_file(segment.path):
             raise ArchiveError("it is not a file")
         try:
@@ -159,7 +159,7 @@ class NodeListing(Struct, frozen=True):
     """The manifest of a node, its segments, and whether the key it names has signed it.
 
     The manifest is kept without its own list of segments: a room may have millions of them.
-    `problem` is the reason why there are none.
+    `problem` is the reason for a missing manifest.
     """
 
     node: str
@@ -171,7 +171,7 @@ class NodeListing(Struct, frozen=True):
 
 
 def _read_listing(where: str, content: bytes) -> NodeListing:
-    # A late import: workers read segments only, and need not have the signing libraries.
+    # A late import, because workers only read segments and may lack the signing libraries.
     from gatepost.archive.manifest import decode_manifest, is_manifest_signed
 
     node = where.split("/")[-2].removeprefix("node=")
@@ -218,7 +218,7 @@ def _parse_day(text: str) -> date | None:
 def _slice_batches(
     file: pq.ParquetFile, piece: Slice, columns: Collection[str], at_once: int = _BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Exactly the rows of the slice, read from the row groups that hold them."""
+    """Exactly the rows of a slice, read from their row groups."""
     sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
     groups: list[int] = []
     skip = position = 0
@@ -266,7 +266,7 @@ def project_batch(batch: pa.RecordBatch, schema: pa.Schema, segment: SegmentFile
 
 
 def _project_field(batch: pa.RecordBatch, field: pa.Field, segment: SegmentFile) -> pa.Array:
-    """One column. Node and date are those of the path, whatever the file says."""
+    """One column. Node and date come from the path, not from the file."""
     if field.name in _OF_PATH:
         value = pa.array([getattr(segment, field.name)], ROW_SCHEMA.field(field.name).type)
         if not pa.types.is_dictionary(field.type):

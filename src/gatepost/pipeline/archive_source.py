@@ -1,13 +1,13 @@
 """The archive as a Spark table of events: `format("gatepost")`, in batch and streaming.
 
 Rows are those that signed manifests of admitted nodes list; a file that no manifest lists does not
-exist. With the option `tables`, rows are those that a batch of these tables has taken in, so a
-segment that `run` sets aside is not among them.
+exist. With the option `tables`, rows are those that a batch of these tables has taken in, so
+segments that `run` set aside are excluded.
 
-Reads are planned from manifests alone. Filters on node, date, seq and created_at skip segments;
-the columns node, date, incarnation and seq are those of the manifest, so that a read of nothing
-else opens no segment. Spark does not tell a Python source which columns a query needs: say it with
-`columns`, or with a schema.
+Reads are planned from manifests alone. Filters on node, date, seq and created_at skip segments; the
+columns node, date, incarnation and seq are those of the manifest, so that a read of nothing else
+opens no segment. Spark does not tell a Python source which columns a query needs, so pass `columns`
+or a schema.
 
 PySpark's classes are imported when a session registers the source, so this module and the workers
 of a cluster need pyarrow and msgspec only.
@@ -152,7 +152,7 @@ def _decode_offsets(given: Mapping[str, str]) -> Offsets:
 
 
 def push_filter(column: str, op: str, value: Any) -> "PushedFilter | None":
-    """The filter with times as epoch milliseconds; None if it compares with parts of one."""
+    """The filter with times as epoch milliseconds; None if it compares with fractions of one."""
     if column not in _TIMES:
         return PushedFilter(column, op, value)
     steps = [
@@ -313,7 +313,7 @@ class StreamPlan:
         self._cached_times: dict[str, Sequence[int]] = {}
 
     def freeze_listing(self) -> None:
-        """Keep to the segments listed now; later ones are ignored."""
+        """Ignore segments that are listed later."""
         self._frozen_segments = self._current_segments()
 
     def next_offsets(self, start: Offsets, budget: int | None) -> Offsets:
@@ -331,7 +331,7 @@ class StreamPlan:
         end = read_plan.advance_offsets(
             lanes, start, times=lambda s: self._row_times(s, used), budget=budget, until=until
         )
-        # The next batch begins in the segment this one ends in, so keep its times.
+        # The next batch begins in the segment in which this one ends, so keep its times.
         self._cached_times = used
         return end
 

@@ -1,4 +1,4 @@
-"""Creates a file in a bucket only if there is none: of two writers at once, one loses."""
+"""Creates a file in a bucket only if it does not exist: of two concurrent writers, one fails."""
 
 from gatepost.archive.storage_uri import normalize_uri, s3_endpoint
 

@@ -55,7 +55,7 @@ class CommitResult(Struct, frozen=True):
 
 
 class WriteOptions(TypedDict, total=False):
-    """How rows get into a table; the default is to append.
+    """How rows are written to a table; the default is to append.
 
     `replace` names partitions, `{"date": [...]}`. The commit removes all their former rows, also of
     partitions without new rows. `comment` says what a new table is.
@@ -192,7 +192,7 @@ def values_since_batch(path: str, partition: str, app_id: str, batch: int) -> se
 
 
 def _taken_batch(path: str, app_id: str, version: int) -> int | None:
-    """The last batch in this version; None if there is none, or the version is gone."""
+    """The last batch in this version; None without a batch, or if the version is gone."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -332,7 +332,7 @@ def _check_partitions(
 def write_frame(df: "DataFrame", writing: TableWrite) -> list[WrittenFile]:
     """Let executors write the rows, balanced over the partitions; returns the list of files."""
     if partitions := writing.partitions:
-        # Few files of a good size each, and sorted, so that a task has one file open at a time.
+        # Few files of a suitable size, sorted so that a task has one file open at a time.
         df = df.hint("rebalance", *partitions).sortWithinPartitions(*partitions)
     return _write_rows(df, writing.path, partitions)
 
@@ -388,7 +388,7 @@ def _add_files(writing: TableWrite, files: Sequence[WrittenFile]) -> int:
         if fresh := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(fresh)
         schema = table.schema()
-    # A replacement of no partition at all must not become a replacement of all of them.
+    # Replacing no partition must not replace all of them.
     replace = writing.replace if writing.replace and all(writing.replace.values()) else None
     append = writing.mode == "append" or (writing.mode == "replace" and replace is None)
     table.create_write_transaction(

@@ -1,4 +1,4 @@
-"""States what a job ran on: the engine, its session, and what that executed."""
+"""Describes the engine of a job, its session, and the work that it executed."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,7 +84,7 @@ def _last_execution(spark: "SparkSession") -> int:
     count = store.executionsCount()
     if not count:
         return 0
-    # Only the newest are kept, so their number is not that of all.
+    # Only the newest queries are kept, so counting them is not enough.
     newest = store.executionsList(count - 1, 1)
     return int(newest.apply(0).executionId()) + 1
 

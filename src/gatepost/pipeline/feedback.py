@@ -1,7 +1,7 @@
 """Posts incidents, reviews and ETA advice from the tables to a gateway, for people to see.
 
 The tables give the same incident the same id every time, and a gateway stores each id once: posted
-again, its end and its count change. So posting may be repeated at will, and keeps no state.
+again, its end and its count change. So posting can be repeated at any time, and keeps no state.
 """
 
 import re
@@ -191,7 +191,7 @@ def _post_items(
 def _post_batch(
     gateway: GatewayApi, path: str, items: Sequence[Struct], posted: FeedbackOutcome
 ) -> None:
-    """Post one batch; if the gateway refuses it, halve it until the bad item stands alone."""
+    """Post one batch; if the gateway refuses it, halve it until the bad item is alone."""
     try:
         answer = gateway.post(path, items, FeedbackAnswer)
     except InvalidRequest as error:

@@ -18,7 +18,7 @@ _CHECKED_ROWS: Final = 1_000_000
 def check_files(
     transport: Transport, root: str, segments: Sequence[SegmentFile], id_age: int
 ) -> dict[str, SegmentCheck]:
-    """Path → what was found, of every file with a fault or with odd events."""
+    """Path → the finding, for every file with a fault or with odd events."""
 
     def check(share: list[SegmentFile]) -> Iterator[tuple[str, SegmentCheck]]:
         archive = ArchiveReader(root)
@@ -35,7 +35,7 @@ def read_trial(
 ) -> dict[str, SegmentCheck]:
     """As `check_files`, but each segment is also read as a batch reads it.
 
-    So whatever reading it raises is a fault of this segment, and not the end of the batch.
+    So an error while reading it is a fault of this segment, and does not end the batch.
     """
 
     def read(share: list[SegmentFile]) -> Iterator[tuple[str, SegmentCheck]]:

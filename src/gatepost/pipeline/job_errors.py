@@ -45,7 +45,7 @@ def name_full_disk(tables: str) -> Iterator[None]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether no space is left. Libraries in other languages say so in their text alone."""
+    """Whether the disk is full; libraries in other languages only say so in their message."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     if error.__cause__ is not None and is_disk_full(error.__cause__):
@@ -54,7 +54,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def is_about_tables(error: Exception) -> bool:
-    """Whether it is the tables or their disk that cannot be written, whatever the archive holds."""
+    """Whether the tables or their disk cannot be written, independently of the archive."""
     if isinstance(error, (TablesBusy, TablesFull, PermissionError)) or is_disk_full(error):
         return True
     # Of an executor's error only the text arrives.
@@ -62,7 +62,7 @@ def is_about_tables(error: Exception) -> bool:
 
 
 def describe_error(error: Exception) -> str | None:
-    """The error in one sentence; None if it is none of those that a job may meet."""
+    """The error in one sentence; None if it is not an expected error of a job."""
     if isinstance(error, PermissionError):
         return f"{error.filename or 'a file'} cannot be written: permission denied"
     if isinstance(error, OSError):

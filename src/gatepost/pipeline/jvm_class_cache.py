@@ -1,4 +1,4 @@
-"""A cache of loaded JVM classes: a short job spends half of its time on loading classes.
+"""A cache of loaded JVM classes, because a short job spends half its time loading them.
 
 On request a JVM writes all its classes to a file when it ends (about 190 MB, ten seconds). Later
 JVMs map that file instead of reading jars. The file lies in the JAVA_HOME that made it, and works
@@ -36,7 +36,7 @@ class JvmClassCache:
         return f"-XX:SharedArchiveFile={self._file} {_QUIET_OPTIONS}" if self._file.exists() else ""
 
     def finish_recording(self, well: bool) -> None:
-        """Keep the file the JVM wrote if it ended `well`; only the newest file is of use."""
+        """Keep the file that the JVM wrote if it ended `well`; only the newest file is useful."""
         if not self._record:
             return
         if well and self._fresh.exists():

@@ -30,7 +30,7 @@ class TableFiles:
         self._files = PartitionedFiles(folder, table.names, table.partitions)
 
     def add_rows(self, rows: pa.Table) -> Iterator[WrittenFile]:
-        """Write the rows; yields the files of the partitions that ended before them."""
+        """Write the rows; yields the files of partitions that are complete before these rows."""
         for batch in rows.to_batches():
             yield from self._files.add_batch(to_stored(self._table, batch))
 

@@ -7,12 +7,13 @@ of them is used. Decisions are cached, because a decision takes some 50 µs and 
 import re
 from collections.abc import Iterable
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from gatepost.errors import InvalidPolicy, PolicyDenied
+from gatepost.errors import ExtraMissing, InvalidPolicy, PolicyDenied
 from gatepost.tasks.policy_language import DEFAULT_POLICY, SCHEMA
 
 PolicyAction = Literal["assignTask", "sendMessage", "useCapability"]
@@ -22,6 +23,11 @@ _CACHED_DECISIONS = 10_000
 _DENY_EVERYTHING = '@id("policy-file-is-broken") forbid (principal, action, resource);'
 _NOISE = re.compile(r'//[^\n]*|"(?:[^"\\]|\\.)*"')
 _RULE_START = re.compile(r"\b(?:permit|forbid)\s*\(")
+
+_ADVICE = (
+    "the hub's rules are decided by Cedar, which is not installed: pip install 'gatepost[hub]',"
+    " then restart the gateway"
+)
 
 
 class PolicyAgent(Struct, frozen=True):
@@ -70,13 +76,17 @@ class Policy:
     """The rules in effect. A refused text leaves them unchanged."""
 
     def __init__(self, text: str = DEFAULT_POLICY) -> None:
-        if text == DEFAULT_POLICY:
+        self._rules: _ActiveRules | _MissingRules
+        if text == DEFAULT_POLICY and is_cedar_installed():
             self._rules = _ActiveRules(text)
         else:
             self.replace_rules(text)
 
     def replace_rules(self, text: str) -> None:
         """Put other rules into effect; InvalidPolicy, with all problems, if any rule is wrong."""
+        if not is_cedar_installed():
+            self._rules = _MissingRules()
+            return
         problems = find_policy_problems(text)
         if problems:
             raise InvalidPolicy("; ".join(problems))
@@ -130,6 +140,20 @@ class Policy:
             rules.decisions.clear()
         rules.decisions[key] = result
         return result
+
+
+def is_cedar_installed() -> bool:
+    return find_spec("cedarpy") is not None
+
+
+class _MissingRules:
+    """Without the extra nothing is permitted: there is nobody to ask."""
+
+    def __init__(self) -> None:
+        self.decisions: dict[tuple[Any, ...], PolicyResult] = {}
+
+    def evaluate(self, *_: object) -> PolicyResult:
+        return PolicyResult(False, _ADVICE)
 
 
 class _ActiveRules:
@@ -193,6 +217,8 @@ class _ActiveRules:
 
 def find_policy_problems(text: str) -> list[str]:
     """All problems of a policy text; empty if it can be used."""
+    if not is_cedar_installed():
+        raise ExtraMissing(_ADVICE)
     import cedarpy
 
     if len(text.encode()) > MAX_POLICY_BYTES:

@@ -148,3 +148,10 @@ class Status(Struct, frozen=True):
     health: str = "online"
     health_problems: list[str] = field(default_factory=list)
     dead_letters_open: int = 0
+
+
+class SettingsReloaded(Struct, frozen=True):
+    """The changed settings that are in effect, and those that need a restart, as `section.key`."""
+
+    applied: list[str]
+    needs_restart: list[str]

@@ -301,7 +301,7 @@ def test_a_hardened_agent_without_a_sandbox(
 
 def test_limits_that_the_kernel_does_not_take() -> None:
     (found,) = session_checks.check_limits(takes_limits=False)
-    assert found.is_advice and "gatepost service install" in found.remedy
+    assert found.is_advice and "containers" in found.remedy
 
 
 def test_a_policy_that_cannot_be_used(down: Cli) -> None:

@@ -121,7 +121,8 @@ class OutboxArchiver:
     ) -> None:
         """Write the room's facts beside the segments, if they changed.
 
-        The heads of other outboxes change all the time: they are written as often as segments are.
+        The heads of other outboxes change constantly, so they are written only as often as
+        segments.
         """
         from gatepost.archive import room_facts
         from gatepost.archive.service.seen_heads import read_seen_heads
@@ -182,7 +183,7 @@ def check_archive_settings(settings: Settings) -> None:
     except ModuleNotFoundError:
         raise ConfigError(
             "archive.uri is set, but pyarrow is not installed:"
-            " install gatepost[archive], or set archive.uri back to empty"
+            " pip install 'gatepost[archive]', or set archive.uri back to empty"
         ) from None
     from gatepost.archive.archive_store import ArchiveStore
 

@@ -59,10 +59,10 @@ def add_agents(
     standby
         The agents live behind another gateway; this one takes their mail while that one is away.
     role
-        Their role, which the room shows. For an agent that is there already, it is changed.
+        Their role, which the room shows. It replaces the role of a known agent.
     order
         none: their mailboxes are work queues, whose mail several workers share. fifo: the mail of
-        each sender is handled in order. Mail that is there already stays as it is.
+        each sender is handled in order. Waiting mail is not changed.
     a2a
         The address of an agent of A2A elsewhere, without the path of its card. The gateway carries
         the mail of NAME there, and brings back the answers.
@@ -263,8 +263,8 @@ def _print_aliases(found: dict[str, str]) -> None:
 def give_agent(name: AgentName, node: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     """Give an agent of this gateway to another gateway.
 
-    The agent moves with its waiting mail, although it may be served here. The mail
-    waits until the agent is registered there: it connects, or `gatepost agent add`.
+    The agent moves with its waiting mail, even if it is served here. The mail waits until the agent
+    is registered there: it connects, or `gatepost agent add`.
 
     For example:
 

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from msgspec import Struct
 
 from gatepost.cli import output
+from gatepost.cli.extras import install_line
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.progress_bar import ProgressBar
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from gatepost.archive.verification import ArchiveFinding
     from gatepost.archive.witnessed_heads import WitnessedReach
 
-# Nodes of which `archive verify` says how far they reach.
+# The most nodes whose end `archive verify` shows.
 _MOST_SHOWN = 20
 
 ArchiveUri = Annotated[str | None, Parameter(show_default=False)]
@@ -143,7 +144,7 @@ def _open_archive(
         from gatepost.archive.archive_store import ArchiveStore
     except ModuleNotFoundError:
         raise CommandProblem(
-            "config_error", "archives need pyarrow: install gatepost[archive]", ExitCode.USAGE
+            "extra_missing", f"archives need pyarrow: {install_line('archive')}", ExitCode.USAGE
         ) from None
     try:
         store = ArchiveStore.open(archive_uri)

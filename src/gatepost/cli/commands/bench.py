@@ -170,7 +170,7 @@ def bench_tasks(
     at_once
         Number of sessions at a time.
     tasks
-        Number of tasks for an agent that runs by itself.
+        Number of tasks for a self-hosted agent.
     outstanding
         Number of those that have not ended, at a time.
     state_dir
@@ -202,7 +202,7 @@ def bench_hostile(
 
     Starts a fresh gateway on the disk of the state directory. The strangers idle, send heads,
     bodies and garbage, guess tokens and begin WebSockets, all from this machine. The sessions do
-    the like at their sockets, over 700 connections each.
+    the same at their sockets, over 700 connections each.
 
     For example:
 

@@ -69,7 +69,7 @@ def publish_capability(file: Path, /, *, options: GatewayOptions = DEFAULT_OPTIO
 
 
 def unpublish_capability(capability: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """Withdraw a capability: no task is routed by it from now on.
+    """Withdraw a capability, so that no further task is routed by it.
 
     For example:
 
@@ -117,7 +117,7 @@ def _print_list(found: Sequence[CapabilityView]) -> None:
 
 
 def show_health(capability: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """Show how a capability fares: its tasks, its skill at each agent, its reviews.
+    """Show the health of a capability: its tasks, its skill at each agent, its reviews.
 
     For example:
 

@@ -214,7 +214,7 @@ def _forget_token(contexts: GatewayContexts, context: GatewayContext) -> None:
 
 
 def _ask_identity(context: GatewayContext) -> str:
-    """Whom the gateway takes the holder of the token for."""
+    """The identity that the gateway gives to the holder of the token."""
     target = CliTarget(context.url, context.token_file, context=context)
     with CliGateway(target) as gateway:
         try:

@@ -10,6 +10,7 @@ from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
 from gatepost.cli.problems import CommandProblem, usage_problem
 from gatepost.clock import SystemClock
+from gatepost.config.settings_schema import SCHEMA_FILE_NAME, encode_schema
 from gatepost.core.state_dir import StateDir, read_or_create
 from gatepost.errors import ConfigError
 from gatepost.files import write_file_atomically
@@ -140,6 +141,7 @@ def _write_files(home: Path, file: Path, text: str, public_host: str | None) -> 
             key = read_or_create(state.tls_key, create_key())
             certificate = create_certificate(key, public_host, SystemClock().now())
             write_file_atomically(state.tls_cert, certificate)
+        write_file_atomically(home / SCHEMA_FILE_NAME, encode_schema())
         write_file_atomically(file, text.encode())
     except OSError as error:
         raise _unwritable_problem(file, error) from None

@@ -105,7 +105,7 @@ def install_client(
 def _uninstall_client(
     client: ClientName, print_only: bool, yes: bool, options: GatewayOptions
 ) -> int:
-    """Needs no gateway: it may be gone for good."""
+    """Uninstall without the gateway, which may be gone for good."""
     home = options.state_dir or default_settings_path(os.environ).parent
     command = ServerCommand(_find_program(), client)
     with _explain_errors():
@@ -126,7 +126,7 @@ def _record_file(home: Path, client: ClientName) -> Path:
 def _confirm_edits(
     edits: list[FileEdit], print_only: bool, yes: bool, options: GatewayOptions
 ) -> bool:
-    """Show the edits; whether they are to be written."""
+    """Show the edits; returns whether to write them."""
     _show_edits(edits, options)
     if print_only:
         return False

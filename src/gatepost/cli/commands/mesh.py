@@ -126,9 +126,8 @@ def show_descriptor(
 ) -> None:
     """Show where the mesh can be reached, or write it to a file.
 
-    The publisher of the mesh signs the descriptor, and every gateway serves it. With
-    the file and the join secret a machine can join through any gateway in it. The file
-    is no secret.
+    The publisher of the mesh signs the descriptor, and every gateway serves it. With the file and
+    the join secret a machine can join through any gateway in it. The file is not secret.
 
     For example:
 
@@ -170,8 +169,8 @@ def show_join_secret(
 ) -> None:
     """Write the secret by which machines join without an invite, or replace it.
 
-    Whoever has the join secret can join the mesh, until it is replaced. Revoking a
-    node replaces it too. Members keep their place.
+    Anyone with the join secret can join the mesh, until it is replaced. Revoking a node replaces it
+    too. Members keep their place.
 
     For example:
 

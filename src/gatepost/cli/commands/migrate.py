@@ -343,8 +343,8 @@ def mirror_sends(
 ) -> None:
     """Write every message sent through the gateway to the legacy document too, until Ctrl-C.
 
-    Senders change nothing. After Ctrl-C the gateway goes on to keep a copy of each
-    message for the next run; --off ends that and drops the copies.
+    Senders change nothing. After Ctrl-C the gateway still keeps a copy of each message for the next
+    run; --off stops that and drops the copies.
 
     For example:
 
@@ -397,7 +397,7 @@ async def _open_mirror(
 
 
 async def _repeat_while_away(step: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
-    """The results of a step that is repeated for ever; a gateway that is away is waited for."""
+    """Repeat a step for ever and yield its results; wait while the gateway is away."""
     problem = ""
     while True:
         try:

@@ -201,7 +201,7 @@ def stream_archive(
     """Follow the archive with Structured Streaming, until Ctrl-C.
 
     Each micro-batch that takes in events prints a line, with --json Spark's progress of it. Ctrl-C
-    ends the stream after the micro-batch that is at work.
+    ends the stream after the current micro-batch.
 
     For example:
 
@@ -324,7 +324,7 @@ def compact_tables(
     from gatepost.pipeline.job_errors import wrap_job_errors
     from gatepost.pipeline.jobs.pipeline import compact_tables as merge
 
-    # Delta's library does it in this process: there is nothing to do for Spark.
+    # Delta's library compacts in this process, without Spark.
     with wrap_job_errors():
         deleted = merge(tables, keep_hours=keep_hours, keep_days=keep_days)
     if not deleted:

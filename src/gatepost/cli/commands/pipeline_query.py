@@ -38,7 +38,7 @@ def query_tables(
     places: JobLocations = DEFAULT_LOCATIONS,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Ask the tables a question in SQL. All of them are as one batch left them.
+    """Query the tables in SQL. All of them are in the state after one batch.
 
     The view events shows the archived events that this batch and those before it took in. It needs
     the archive, and opens only segments that can match the conditions on node, date, seq and

@@ -110,12 +110,11 @@ def explain_decision(
     state_dir: StateDirOption = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> int:
-    """Say what the policy decides, and which rule decides it.
+    """Show a decision of the policy, and the rule that makes it.
 
-    Principals are `operator` and names of agents, as `agent` or `agent@gateway`.
-    Resources are `hub` and names of agents, or of capabilities for useCapability.
-    Agents are taken for registered, and have the capabilities of their files. Exits
-    with 1 if it is denied.
+    Principals are `operator` and names of agents, as `agent` or `agent@gateway`. Resources are
+    `hub` and names of agents, or of capabilities for useCapability. Agents count as registered,
+    with the capabilities of their files. Exits with 1 if the action is denied.
 
     For example:
 
@@ -125,13 +124,13 @@ def explain_decision(
     Parameters
     ----------
     principal
-        Who asks.
+        The caller.
     action
-        What for.
+        The action.
     resource
-        Whom or what it concerns.
+        The agent, hub or capability that the action concerns.
     context
-        A fact of the question, as NAME=VALUE. Repeat the option for several.
+        A value of the request's context, as NAME=VALUE. Repeat the option for several.
     """
     policy, registry = _load_policy(file, state_dir), _load_registry(state_dir)
     given = dict(_parse_context(each) for each in context or ())
@@ -232,7 +231,7 @@ def _find_resource(registry: AgentRegistry, case: PolicyCase) -> PolicyEntity:
 
 
 def _find_agent(registry: AgentRegistry, name: str) -> PolicyAgent:
-    """An agent of the agents folder with all its attributes, or another one that is known."""
+    """An agent from the agents folder, with all its attributes, or another known agent."""
     agent, _, gateway = name.partition("@")
     definition = registry.agents.get(agent)
     if definition is None or gateway:

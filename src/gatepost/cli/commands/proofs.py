@@ -92,7 +92,7 @@ def verify_file(
 ) -> None:
     """Verify the proof of a message, and say what it proves and what it does not.
 
-    Needs no gateway. Exits with 1 if any byte of the file is not as it was signed.
+    Needs no gateway. Exits with 1 if any byte of the file was changed.
 
     For example:
 

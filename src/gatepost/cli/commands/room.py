@@ -176,8 +176,8 @@ def join_room(
     The invite, or the join secret, is read from a file or from standard input. Other
     users of the machine could see it on the command line.
 
-    The invite of a gateway with a certificate of its own names that certificate, and
-    nothing else is needed. `--ca` is for certificates of a private authority.
+    The invite of a gateway with a self-signed certificate names that certificate, so nothing else
+    is needed. `--ca` is for certificates of a private authority.
 
     For example:
 

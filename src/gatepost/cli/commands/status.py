@@ -62,7 +62,7 @@ def show_status(message: str | None = None, /, *, options: GatewayOptions = DEFA
 
 
 def _show_to_agent(gateway: CliGateway, agent: str, options: GatewayOptions) -> int:
-    """An external agent sees whether the gateway takes messages, not what others do there."""
+    """Show an external agent only whether the gateway accepts messages."""
     found = gateway.status()
     text = "accepting messages" if found.accepting else f"NOT accepting messages: {found.problem}"
 

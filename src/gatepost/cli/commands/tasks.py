@@ -36,7 +36,7 @@ TASKS_PATH = "/api/hub/tasks"
 DEFAULT_SENDER = "cli"
 _COLUMNS = ("Task", "Agent", "Status", "Progress", "Created", "Description")
 _POLL_SECS = 30.0
-# A session changes its state without output, so those who follow it look this often.
+# How often followers read the state of a session, which can change without output.
 _SESSION_SECS = 2.0
 
 # A task that an external agent executes has no log, and logs go through no relay.
@@ -251,7 +251,7 @@ def show_log(
     task_id
         The id of the task.
     follow
-        Go on until the session ends.
+        Continue until the session ends.
     tail
         Begin this many bytes before the end.
     """
@@ -341,9 +341,9 @@ def cancel_task(
 ) -> int:
     """Cancel a task; its session is ended.
 
-    If another gateway executes the task, that one decides. With --wait, the states of
-    the session are told on standard error until it has ended, and the exit status is 0
-    only if the task is cancelled then.
+    If another gateway executes the task, that gateway decides. With --wait, the states of the
+    session are told on standard error until it has ended, and the exit status is 0 only if the task
+    is cancelled then.
 
     For example:
 
@@ -355,7 +355,7 @@ def cancel_task(
     task_id
         The id of the task.
     reason
-        Why, for the other side.
+        The reason, for the other side.
     wait
         Wait until the task and its session have ended.
     timeout

@@ -5,6 +5,8 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +21,7 @@ from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.settings import report_unusable_settings
 from gatepost.connect.gateway_endpoint import ENDPOINT_FILE_NAME, GatewayEndpoint, read_endpoint
 from gatepost.core.state_dir import StateDir
-from gatepost.errors import GatepostError
+from gatepost.errors import ConfigError, GatepostError
 
 _LOG_FILE = "gateway.log"
 LogFormat = Literal["json", "text"]
@@ -80,7 +82,7 @@ def run_gateway(
         return ExitCode.OK
     if watched:
         threading.Thread(target=_print_greeting, args=(settings, state_dir), daemon=True).start()
-    _serve_gateway(settings)
+    _serve_gateway(settings, partial(_load_settings, env, config_file, watched=watched))
     if watched:
         print("stopped", file=sys.stderr)
     return ExitCode.OK
@@ -167,14 +169,14 @@ def _sets_log_format(file: Path) -> bool:
     return file.exists() and "format" in tomllib.loads(file.read_text()).get("log", {})
 
 
-def _serve_gateway(settings: config.Settings) -> None:
+def _serve_gateway(settings: config.Settings, load: Callable[[], config.Settings]) -> None:
     from gatepost.gateway import serve
     from gatepost.gateway.monitoring import logs
 
     try:
         log = settings.log
         logs.configure_logging(log.level, log.format, settings.named_file(log.file))
-        serve.run_gateway(settings)
+        serve.run_gateway(settings, partial(_reload_settings, load))
     except KeyboardInterrupt:
         pass
     except GatepostError as error:
@@ -184,6 +186,14 @@ def _serve_gateway(settings: config.Settings) -> None:
         raise CommandProblem(
             "storage_failed", f"the gateway cannot run on {folder}: {error}"
         ) from None
+
+
+def _reload_settings(load: Callable[[], config.Settings]) -> config.Settings:
+    """Read the settings as the start did; the gateway knows no problem of a command."""
+    try:
+        return load()
+    except CommandProblem as problem:
+        raise ConfigError(problem.message) from None
 
 
 def _print_greeting(settings: config.Settings, chosen: Path | None) -> None:

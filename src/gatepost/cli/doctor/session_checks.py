@@ -111,7 +111,8 @@ def check_limits(*, takes_limits: bool) -> Findings:
             "sessions",
             "the kernel gives this user no control groups: limits of sessions hold for each of"
             " their processes, not for all together",
-            "run the gateway by `gatepost service install`, whose unit has Delegate=yes",
+            "where that matters, let agents run in containers (`runtime`: `docker`), whose engine"
+            " limits a session as a whole",
             is_advice=True,
         )
 

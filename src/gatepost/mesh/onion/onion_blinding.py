@@ -57,10 +57,10 @@ def blind_key(
 def find_blinded_key(
     identity: OnionIdentity, public_key: bytes, now: int, minutes: int = DEFAULT_PERIOD_MINUTES
 ) -> BlindedKey | None:
-    """The key of the period in which this public key is valid; None if it is not of this time.
+    """The key of the period in which this public key is valid; None if it is not valid now.
 
-    The start of a period depends on the consensus, and a service keeps the key of the period before
-    for a while. So the neighbours are tried too.
+    The start of a period depends on the consensus, and a service keeps its previous key for a
+    while, so adjacent periods are tried too.
     """
     current = now // 60_000 // minutes
     for step in (0, -1, 1, -2):

@@ -68,7 +68,7 @@ class OnionIntroPoint(Struct, frozen=True):
 
     @classmethod
     def unpack(cls, text: str) -> "OnionIntroPoint":
-        """Read a packed point; EncryptionError if it is none."""
+        """Read a packed point; EncryptionError if it is malformed."""
         try:
             data = b64decode(text, validate=True)
         except ValueError:

@@ -1,9 +1,8 @@
 """Server side of joining with the join secret: `POST /.rb/<join_secret>`.
 
-A machine that has the secrets gets an invite. Everybody else gets the 404 of a path that does not
-exist, whatever is wrong: the method, the secret, the body, the time, a revoked node, too many
-attempts, or a gateway that admits no machine. So an attacker does not learn that there is anything
-to guess.
+A machine that has the secrets gets an invite. Any other request gets the 404 of an unknown path,
+whatever its fault: the method, the secret, the body, the time, a revoked node, too many attempts,
+or a gateway that admits no machine. So an attacker does not learn that there is anything to guess.
 """
 
 import logging

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class ClockProblems:
-    """A finding counts from the second heartbeat on: by then all peers have been heard."""
+    """Reports a finding from the second heartbeat on, when all peers have been heard."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

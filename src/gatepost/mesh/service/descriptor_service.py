@@ -20,7 +20,7 @@ from gatepost.room import RoomChange, claim_key
 from gatepost.room.service.current_publisher import CurrentPublisher
 from gatepost.room.service.record_announcer import RecordAnnouncer
 
-# A new publisher, and a descriptor that has become old, are seen after so long.
+# The interval in which a new publisher or an old descriptor is noticed.
 _CHECK_SECS = 5.0
 _RELEVANT_MAPS = {"nodes", "standing", "transports"}
 
@@ -57,7 +57,7 @@ class DescriptorService:
             await self._announcer.publish_records({slot: record})
 
     def check_served(self) -> None:
-        """Raise NotFound, as if there were none, if strangers are not to see the descriptor."""
+        """Raise NotFound if strangers may not see the descriptor."""
         if not self._core.settings.bootstrap.serve_descriptor:
             raise _no_descriptor()
 

@@ -30,7 +30,7 @@ from gatepost.room.service.current_publisher import CurrentPublisher
 from gatepost.room.service.room_replica import RoomReplica
 
 _MAX_OWN_POINTS = 4
-# A descriptor is published again after so long: directories forget it, or others are responsible.
+# How often a descriptor is published again, because directories forget it or change.
 _MAX_REPUBLISH_MS = 600_000
 _REPUBLISHED_PER_PERIOD = 8
 _PublishedState = tuple[bytes, tuple[OnionIntroPoint, ...]]
@@ -68,7 +68,7 @@ class MasterOnionService:
                 control = await self._open_service(identity)
                 await self._share_and_publish(control, identity)
             except (TorCommandFailed, TorControlLost):
-                # The connection may be lost, and the service with it: begin again.
+                # The connection and the service may be lost: start again.
                 self._opened, self._is_publishing = None, False
                 await self._tor.stop()
                 raise

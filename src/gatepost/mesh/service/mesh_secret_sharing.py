@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 # An unannounced change, for example another publisher, is noticed within this time.
 _CHECK_SECS = 5.0
-# So many records are signed at a time; other work of the event loop goes on in between.
+# The most records that are signed before the event loop does other work.
 _RECORDS_AT_ONCE = 64
 _RELEVANT_MAPS = {"nodes", "secrets", "standing"}
 

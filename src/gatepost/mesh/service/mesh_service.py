@@ -60,7 +60,7 @@ from gatepost.wire.mesh_views import Term
 log = logging.getLogger(__name__)
 
 _SECRET_BYTES = 32
-# A lost datagram must not delay the next publisher: the release is sent so often.
+# How often the release is sent, so that a lost datagram does not delay the next publisher.
 _RELEASES, _RELEASE_PAUSE_SECS = 3, 0.05
 _HOUR_MS = 3_600_000
 _TERM_FACT = "mesh_term"
@@ -176,7 +176,7 @@ class MeshService:
         return max(0.0, (self._now().steady_ms - peer.heard_at) / 1000)
 
     def find_problems(self) -> list[str]:
-        """What an operator has to do about the mesh, a sentence each."""
+        """The problems of the mesh that need the operator, a sentence each."""
         me = self._core.node.id
         failures = [f"{me} leaves the mesh to others to lead: {each}" for each in self._failures]
         unhealthy = [
@@ -207,7 +207,7 @@ class MeshService:
             self.changes.note_change()
 
     def _follow_failures(self, node: MeshNode) -> None:
-        # Where no other node may lead, one that fails is better than none.
+        # If no other node may lead, a failing one is better than none.
         failures = () if node.engine.is_alone else tuple(self._find_failures())
         if failures != self._failures:
             self._failures = failures
@@ -226,7 +226,7 @@ class MeshService:
         engine.last_publish_ts = own.at // 1000 if own is not None and is_own else None
 
     async def _enter_room(self) -> None:
-        """Be a node of the room's mesh, with the room's cluster token."""
+        """Enter the room's mesh, with the room's cluster token."""
         room = self._replica.room
         if room is None:
             self._was_without_room = True
@@ -309,7 +309,7 @@ class MeshService:
         return MeshNode(engine, judge)
 
     async def _follow_token(self) -> None:
-        """Know the cluster token; the one before it counts too, as others may be slower."""
+        """Update the cluster token; the previous one stays valid for slower nodes."""
         token = await self._read_token()
         if token is not None and self.node is not None and token not in self._tokens[:1]:
             self._tokens = (token, *self._tokens[:1])
@@ -366,7 +366,7 @@ class MeshService:
             )
 
     def _report_refused_hint(self, node: str, address: str) -> None:
-        """Say once why a mesh on one machine does not heal: it looks like a mesh on several."""
+        """Log once that a loopback address was refused, which explains a mesh on one machine."""
         if node in self._refused_hints or not is_loopback(split_host(address)):
             return
         self._refused_hints.add(node)

@@ -1,7 +1,7 @@
 """Addresses for datagrams that the room or gossip names: which are used, and how often.
 
-A member writes its own address, and may write that of a victim. So an address is checked as one
-that would be dialled, and a member that does not answer gets few datagrams in a takeover time.
+A member writes its own address, and may write that of a victim. So an address is checked like one
+to dial, and a silent member gets only a few datagrams per takeover time.
 """
 
 import ipaddress

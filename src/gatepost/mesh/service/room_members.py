@@ -43,7 +43,7 @@ def kept_members(known: MeshMembers, room: SharedRoom) -> dict[str, MeshMember]:
     """The known members that were not revoked.
 
     A gateway that moves to a later document of the room sees the other members only after a sync.
-    Until then it must not take itself for the only one, and lead.
+    Until then it must not conclude that it is alone and lead.
     """
     revoked = room.effective.membership.revoked
     return {

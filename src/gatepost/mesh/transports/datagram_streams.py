@@ -122,14 +122,14 @@ class OutgoingStream:
             await writer.drain()
 
     def _drop_queued(self) -> None:
-        """Old datagrams are of no use: peers refuse them for their time."""
+        """Drop queued datagrams, which peers would refuse as too old."""
         while not self._queue.empty():
             self._queue.get_nowait()
             self._counts.dropped_unreachable += 1
 
 
 class IncomingStreams:
-    """The streams that others opened, those first that are least missed."""
+    """The streams that others opened, the least useful first."""
 
     def __init__(self) -> None:
         # Without a datagram of a member so far, and with one: the longest silent first.

@@ -32,7 +32,7 @@ class OnionService(Struct, frozen=True):
 
 
 class TorTransport:
-    """Its address is that of its onion service. Nobody can forge it for long: answers go there."""
+    """A transport whose address is its onion service. A forged address gets no answers."""
 
     def __init__(self, tor: TorProcess, service: OnionService) -> None:
         self._tor = tor
@@ -113,7 +113,7 @@ class TorTransport:
             await self._tor.stop()
 
     async def _report_network(self) -> None:
-        """Say once whether Tor found its network. It goes on trying by itself."""
+        """Log once whether Tor found its network; Tor keeps trying by itself."""
         try:
             await self._tor.wait_for_network()
             log.info("Tor is connected; this node is %s", self.onion_host)

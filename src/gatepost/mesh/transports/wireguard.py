@@ -2,7 +2,7 @@
 
 The kernel's WireGuard is used where it is there, otherwise `wireguard-go`. The tool `wg` sets keys
 and peers; it reads the private key from its standard input. The private key is derived from the
-node key, so it is nowhere at rest.
+node key, so it is never stored.
 
 The socket takes datagrams of the tunnel's interface alone. So a source address in the tunnel is
 that of the peer to which WireGuard routes it, whatever another interface brings.
@@ -123,7 +123,7 @@ class WireGuardTransport:
     async def _create_interface(self) -> None:
         find_tool("wg", "wireguard-tools")
         name = self._setup.interface
-        # One that a gateway left behind when it was killed.
+        # Remove an interface that a killed gateway left behind.
         with contextlib.suppress(CommandFailed):
             await self._run_ip("link", "delete", "dev", name)
         try:
@@ -134,7 +134,7 @@ class WireGuardTransport:
             await self._start_userspace()
 
     async def _start_userspace(self) -> None:
-        """The kernel has no WireGuard: a process has it instead."""
+        """Start WireGuard as a process, because the kernel lacks it."""
         program = find_tool("wireguard-go", "wireguard-go")
         if not Path("/dev/net/tun").exists():
             raise TransportUnavailable(

@@ -1,10 +1,10 @@
-"""Finds parts of the archive that are missing, by the word of other gateways.
+"""Finds missing parts of the archive from the statements of other gateways.
 
-A node can sign an archive from which it left out its latest events, and anybody who can write to
-the archive can delete a node's folder. The room facts of the *other* gateways say which nodes there
-are, and how far each outbox was read. An archive follows its outbox with a delay, and a node that
-is away archives nothing. So events that others have read are missing only if the node itself has
-archived since; otherwise the audit cannot judge.
+A node can sign an archive without its latest events, and anyone with write access to the archive
+can delete a node's folder. The room facts of the *other* gateways say which nodes there are, and
+how far each outbox was read. An archive follows its outbox with a delay, and a node that is away
+archives nothing. So events that others have read are missing only if the node itself has archived
+since; otherwise the audit cannot judge.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +18,7 @@ from gatepost.pipeline.audit.trust import KeyTrust, SeenHead
 
 
 class CompletenessFinding(Struct, frozen=True):
-    """A violation that shows in manifests and room facts, beside the events."""
+    """A violation found in manifests and room facts, not in the events."""
 
     rule: str
     node: str | None
@@ -29,9 +29,10 @@ class CompletenessFinding(Struct, frozen=True):
 
 
 class ArchiveEvidence(Struct, frozen=True):
-    """Everything that is known beside the events. `unlisted` nodes have no manifest to read.
+    """The evidence beside the events. `unlisted` nodes have no manifest to read.
 
-    `absent` are the nodes that the operator expects no archive of. `now` is the time of the audit.
+    `absent` are the nodes whose archive the operator does not expect. `now` is the time of the
+    audit.
     """
 
     listed: Sequence[ArchiveManifest]
@@ -57,7 +58,7 @@ def check_completeness(known: ArchiveEvidence) -> list[CompletenessFinding]:
 
 
 def latest_time(known: ArchiveEvidence) -> int:
-    """The time up to which the archive was written. No single clock decides it."""
+    """The end of the archive in time, which no single clock decides."""
     times: dict[str, int] = {each.node: _last_archived_at(each) for each in known.listed}
     for facts in known.trust.facts:
         times[facts.node] = max(times.get(facts.node, 0), facts.at)
@@ -82,7 +83,7 @@ def _find_unarchived_nodes(known: ArchiveEvidence) -> Iterator[CompletenessFindi
     for (node, _), heads in known.trust.heads.items():
         if node not in furthest or heads[0].head.seq > furthest[node].head.seq:
             furthest[node] = heads[0]
-    # A machine that was lost for good is revoked, and cannot archive any more.
+    # A machine that was lost for good is revoked, and no longer archives.
     revoked = {fact.node for facts in known.trust.facts for fact in facts.revocations}
     for node in sorted(known.trust.members - known.known_nodes):
         if node in furthest and node not in revoked:
@@ -118,7 +119,7 @@ def _find_short_outboxes(known: ArchiveEvidence) -> Iterator[CompletenessFinding
 def _short_outbox(seen: SeenHead, archived: int, active_at: int) -> CompletenessFinding:
     head = seen.head
     detail = f"{seen.by} has read up to {head.seq}, the archive ends with {archived}"
-    # The node was at its archive long after the event was read, and did not archive it.
+    # The node wrote its archive long after the event was read, without this event.
     if active_at >= head.at + ARCHIVE_GRACE_MS:
         rule = "missing_events"
     else:
@@ -127,7 +128,7 @@ def _short_outbox(seen: SeenHead, archived: int, active_at: int) -> Completeness
 
 
 def _find_contradictions(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
-    """Manifests whose segments do not begin where they say that the outbox begins."""
+    """Manifests whose segments do not begin at the stated beginning of the outbox."""
     for listed in known.listed:
         begins = {each.id: each.first_seq for each in listed.incarnations}
         for incarnation in dict.fromkeys(each.incarnation for each in listed.segments):
@@ -156,7 +157,7 @@ def _find_lack_of_evidence(known: ArchiveEvidence) -> Iterator[CompletenessFindi
 
 
 def _find_silent_gateways(known: ArchiveEvidence) -> Iterator[CompletenessFinding]:
-    """Nodes with an archive that say nothing of the room, though a gateway writes both.
+    """Nodes with an archive but without room facts, although a gateway writes both.
 
     Their facts may have been deleted, and with them the heads that they saw.
     """

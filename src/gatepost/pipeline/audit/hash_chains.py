@@ -67,7 +67,7 @@ class ChainViolation(Struct, frozen=True):
 
 
 class ChainRows(Struct, frozen=True):
-    """The columns of a segment that its chain is made of."""
+    """The columns of a segment over which its chain is computed."""
 
     seq: list[int]
     digest: list[bytes]
@@ -123,7 +123,7 @@ def segment_links(
 
 
 def check_chain(link: SegmentLink, rows: ChainRows) -> Iterator[ChainViolation]:
-    """All violations that the chain of a segment shows, which has at least one row."""
+    """All violations in the chain of a segment, which must have rows."""
     yield from _check_bodies(rows)
     yield from _check_groups(link, rows)
     yield from _check_seen_chains(link, rows)

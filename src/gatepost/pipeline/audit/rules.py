@@ -1,6 +1,6 @@
 """The rules an audit checks: a code and a sentence for each promise of the protocol.
 
-Causes come first: an archive that lacks events also lacks the message of many a receipt.
+Causes come first: missing events also explain receipts without their messages.
 """
 
 from typing import Final
@@ -26,10 +26,10 @@ RULES: Final[dict[str, str]] = {
     "fifo_broken": "Events from one agent to another are processed in the order of sending.",
 }
 
-# No promise: a reason why the audit cannot say whether the promises of a node were kept.
+# Not a promise, but a reason why the audit cannot judge a node.
 UNJUDGED: Final = "unjudged"
 UNJUDGED_SENTENCE: Final = "The archive holds enough to judge its nodes by."
 
 SENTENCES: Final = RULES | {UNJUDGED: UNJUDGED_SENTENCE}
-# Rule → its place in an account of what was found.
+# Rule → its position in a report.
 RULE_ORDER: Final = {rule: place for place, rule in enumerate(SENTENCES)}

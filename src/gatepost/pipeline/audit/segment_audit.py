@@ -1,7 +1,7 @@
-"""Audits one segment: its chain, its values, and whether others can be compared with it.
+"""Audits one segment: its chain, its values, and its evidence for comparisons with others.
 
-Nothing that is wrong with one segment ends the audit of the others. A segment that cannot be read
-is a finding, and its range counts as not archived: no other node is accused of what it may hold.
+A faulty segment does not end the audit of the others. A segment that cannot be read is a finding,
+and its range counts as not archived: no other node is accused of what it may hold.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ class AuditLimits(Struct, frozen=True):
 
 
 class SegmentAudit(Struct, frozen=True):
-    """What was found; `named` are its tables of evidence, or the range that could not be read."""
+    """The findings of a segment; `named` are its tables of evidence, or the unreadable range."""
 
     found: list[ChainViolation]
     named: list[NamedTable]
@@ -67,7 +67,7 @@ def audit_segment(
             named = evidence.collect_evidence(table, part, limits.max_inline)
             return SegmentAudit(found, list(named))
     except Exception as error:
-        # Whatever else a file can do to its reader.
+        # Any other error that a file can cause.
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         found.append(_unjudged(link, f"{link.path} cannot be judged: {reason}"))
     unread = describe_unread(part, link.after + 1, link.min_created_at, link.max_created_at)
@@ -102,7 +102,7 @@ def _read_table(link: SegmentLink, content: bytes, found: list[ChainViolation]) 
 def _find_odd_values(
     link: SegmentLink, content: bytes, limits: AuditLimits
 ) -> Iterator[ChainViolation]:
-    """The reason why `run` sets the segment aside, though the chain is right."""
+    """The reason why `run` sets a segment aside although its chain is valid."""
     fault = check_content(pa.py_buffer(content), link.listed_file, limits.id_age).fault
     if fault is not None:
         yield _unjudged(link, f"{link.path}: {fault}")

@@ -24,7 +24,7 @@ from gatepost.errors import ArchiveError, ArchiveTooNew
 
 _ROOM_FOLDER = "room"
 _SUFFIX = ".json"
-# More gateways than this need not say how far an outbox was read.
+# The most gateways whose position in one outbox is kept.
 _HEADS_KEPT = 8
 
 Keys = frozenset[bytes]
@@ -281,7 +281,7 @@ def _vouched_keys(believed: Iterable[_Statement]) -> dict[str, set[bytes]]:
 
 
 def _find_members(believed: Sequence[_Statement]) -> frozenset[str]:
-    """The nodes that can be reached from the best known gateway, by what gateways know."""
+    """The nodes reachable from the best known gateway, following which nodes each gateway knows."""
     known_by = Counter(node for each in believed for node in each.keys if node != each.facts.node)
     by_node = {each.facts.node: each for each in believed}
     start = max(by_node, key=lambda node: (known_by[node], node), default=None)

@@ -46,7 +46,7 @@ from gatepost.pipeline.table_files import write_rows
 from gatepost.pipeline.tables.schemas import VIOLATIONS
 from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock, Transport
 
-# About how many events one executor reads, and compares, at once.
+# About how many events one executor reads and compares at a time.
 _READ_ROWS = 500_000
 _COMPARED_ROWS = 1_000_000
 
@@ -85,7 +85,7 @@ class AuditResult(Struct, frozen=True):
 
 
 class AuditShare(Struct, frozen=True):
-    """Some segments, and what is known of the outbox of each."""
+    """Some segments, with the facts about the outbox of each."""
 
     archive: str
     segments: list[tuple[SegmentLink, OutboxPart]]
@@ -96,7 +96,7 @@ class AuditShare(Struct, frozen=True):
 
 
 class _AuditInput(Struct, frozen=True):
-    """An opened archive: its manifests, the keys to believe, and the files that are there."""
+    """An opened archive: its manifests, its trusted keys and its files."""
 
     archive: str
     listed: list[ArchiveManifest]
@@ -196,7 +196,7 @@ def _plan_shares(case: _AuditInput, spans: Sequence[ArchivedSpan], slots: int) -
         outboxes[span.node, span.incarnation] = OutboxPart(
             span.node, span.incarnation, before.number, span.forgotten, before.valid
         )
-    # Nobody answers for the events of a stranger, and they prove nothing against others.
+    # Events of nodes outside the room are not judged, and are not evidence against others.
     members = case.trust.members or frozenset(node.node for node in case.listed)
     links = [
         link
@@ -227,7 +227,7 @@ def _repeat_unread(named: NamedTables, parts: int) -> Iterator[tuple[str, pa.Tab
 
 
 def _read_kernel(parts: int, limits: AuditLimits) -> Callable[[AuditShare], Iterator[PartBlock]]:
-    """Reads segments: their violations, and their evidence split by the ids it is about."""
+    """Reads segments: their violations, and their evidence split by event id."""
 
     def read(share: AuditShare) -> Iterator[PartBlock]:
         store = ArchiveStore.open(share.archive)
@@ -292,7 +292,7 @@ def _split_blocks(tables: NamedTables, keys: Mapping[str, str], parts: int) -> I
     for name, table in tables:
         if name not in keys or parts == 1:
             block = encode_block(name, table)
-            # Violations may be many, and may be written anywhere.
+            # Violations may be numerous, and any part can write them.
             yield len(block) % parts if name == evidence.FOUND else RESULT_PART, block
             continue
         part = table[keys[name]].to_numpy().astype("uint64") % parts

@@ -44,10 +44,10 @@ class PipelineBatch(Struct, frozen=True, rename="camel"):
     layout: int = 1
     # The time up to which the archive reached.
     as_of: int = 0
-    # Events up to `end` that no batch has taken in yet, and those that this batch makes up for.
+    # Events through `end` that no batch contains yet, and earlier ones that this batch adds.
     left_out: tuple[SeqRange, ...] = ()
     recovered: tuple[SeqRange, ...] = ()
-    # All that was set aside when the batch began, and what had been and was right again.
+    # All that was set aside when the batch began, and repaired segments.
     aside: tuple[SetAside, ...] = ()
     repaired: tuple[SetAside, ...] = ()
 
@@ -57,7 +57,7 @@ NO_BATCH = PipelineBatch(0, {}, {})
 
 
 class BatchNotes(Struct, frozen=True):
-    """What a batch says beside its range; see `PipelineBatch`."""
+    """The notes of a batch beside its range; see `PipelineBatch`."""
 
     as_of: int = 0
     left_out: tuple[SeqRange, ...] = ()
@@ -67,7 +67,7 @@ class BatchNotes(Struct, frozen=True):
 
 
 class BatchLedger:
-    """The batches of one folder of tables, each in a file of its own."""
+    """The batches of one folder of tables, each in a separate file."""
 
     def __init__(self, tables: str) -> None:
         self._tables = tables
@@ -174,7 +174,7 @@ class BatchLedger:
         return batch
 
     def amend_batch(self, batch: PipelineBatch) -> PipelineBatch:
-        """Record the batch anew, in another file. The caller has seen that no table has it."""
+        """Record a changed batch in another file. The caller has checked that no table has it."""
         name = _batch_file(batch.number, len(self._versions_of(batch.number)))
         self._create_file(name, msgspec.json.encode(batch))
         return batch
@@ -185,7 +185,7 @@ class BatchLedger:
         return [name for name in self._store.list_files(_BATCH_FOLDER) if name.startswith(begin)]
 
     def _create_file(self, name: str, content: bytes) -> None:
-        """Write the file of a batch; on a local disk nobody else does, while the lock is held."""
+        """Write the file of a batch; on a local disk the caller holds the lock."""
         if self._store.is_local:
             with name_full_disk(self._tables):
                 self._store.write_file(name, content)

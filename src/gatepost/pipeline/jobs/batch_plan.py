@@ -1,8 +1,8 @@
-"""Plans a batch: its range of every outbox, what it leaves out, and what it makes up for.
+"""Plans a batch: its range of every outbox, the events left out, and earlier events to add.
 
 A batch in the ledger is repeated until it is done. If a segment of it cannot be read any more, or
 the archive no longer lists it, the batch is planned anew without these events, as long as no table
-has it: so nothing that is wrong with one segment stops the others.
+has it: so a faulty segment does not stop the others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class BatchPlan(Struct, frozen=True):
 
 
 class ArchiveLag(Struct, frozen=True):
-    """Archived events that the tables do not have yet, and for how long the oldest has waited."""
+    """Archived events that the tables lack, and the age of the oldest."""
 
     events: int
     ms: int
@@ -89,7 +89,7 @@ class BatchPlanner:
     ) -> dict[str, SegmentCheck]:
         """Check these segments; those that were left out have to be readable as a batch reads them.
 
-        Otherwise one that only a batch cannot read would be taken for right again and again.
+        Otherwise a segment that only a batch cannot read would pass the check again and again.
         """
         doubted: list[SegmentFile] = []
         fresh: list[SegmentFile] = []
@@ -101,7 +101,7 @@ class BatchPlanner:
         return found | self._gate.try_segments(self._transport, doubted, id_age)
 
     def plan_again(self, batch: PipelineBatch, last: PipelineBatch) -> BatchPlan | None:
-        """The batch without what cannot be read now; None if that is not why it failed.
+        """The batch without unreadable segments; None if these are not why it failed.
 
         `last` is the batch before it. No event is added.
         """
@@ -152,7 +152,7 @@ class BatchPlanner:
             *((each.lane, each.first, each.last) for each in still_out),
             *read_plan.find_holes(right, admitted.segments, last.end, end),
         ]
-        # Bad segments at the end of an outbox are no holes yet, and set aside all the same.
+        # Bad segments at the end of an outbox are not holes yet, but are set aside anyway.
         ahead = [
             (each.lane, each.first, each.last)
             for each in admitted.segments
@@ -192,7 +192,7 @@ def replan(batch: PipelineBatch, plan: BatchPlan) -> PipelineBatch:
 def _find_repaired(
     last: PipelineBatch, aside: Iterable[SetAside], as_of: int, since: int
 ) -> Iterator[SetAside]:
-    """What was set aside and is not any more, with its end; only what ended at `since` or later."""
+    """Segments that are no longer set aside, if that ended at `since` or later."""
     still = {each.key for each in aside}
     ended = [replace(each, ended=max(as_of, each.at)) for each in last.aside if not each.events]
     for each in {each.key: each for each in (*ended, *last.repaired)}.values():

@@ -1,4 +1,4 @@
-"""Makes activity and deliveries of events, on executors.
+"""Computes activity and deliveries from events, on executors.
 
 Executors read segments, turn events into facts, and exchange the facts in blocks by the time the
 event ids were drawn. The executor that receives all facts of a stretch of time folds them into

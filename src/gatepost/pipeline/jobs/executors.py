@@ -1,4 +1,4 @@
-"""Runs kernels on executors, one share each; only file descriptions or small sums come back."""
+"""Runs kernels on executors, one share each; they return only file lists or small sums."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ def combine_on_executor(
 
 
 def _take_name(kernel: Callable[..., object], work: Callable[..., object]) -> None:
-    """Let the kernel have the name of its work: Spark's UI shows it."""
+    """Name the kernel after its work, for Spark's UI."""
     kernel.__module__, kernel.__qualname__ = work.__module__, work.__qualname__
 
 

@@ -1,4 +1,4 @@
-"""Makes the findings of the last days over all nodes: incidents, reviews and ETA advice.
+"""Computes the findings of the last days over all nodes: incidents, reviews and ETA advice.
 
 One executor suffices while all is well: there are few cases, and an hour has few paces however many
 tasks they sum up. Many cases are divided. Cases come together by the node that was sent to, dead
@@ -52,7 +52,7 @@ class FindingsInput(Struct, frozen=True):
     activity: list[StoredFile]
     cases: list[StoredFile]
     paces: list[StoredFile]
-    # What was set aside of the archive, also what is right again.
+    # What was set aside, including segments that are repaired now.
     aside: tuple[SetAside, ...] = ()
 
     @property
@@ -112,7 +112,7 @@ class _FindingsShare(Struct, frozen=True):
 
 
 class _DividedFindings:
-    """Reads cases, paces and activity, and makes findings of those that belong together."""
+    """Reads cases, paces and activity, and computes the findings of each part."""
 
     def __init__(
         self,

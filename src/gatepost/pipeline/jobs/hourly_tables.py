@@ -1,4 +1,4 @@
-"""Makes the tables that are made of deliveries an hour at a time, on executors.
+"""Computes the tables that depend on deliveries, hour by hour, on executors.
 
 Each file of deliveries is read once. An executor that reads all files of an hour makes all its
 tables, so nothing has to be exchanged. The files of an hour with very many deliveries are read by
@@ -74,7 +74,7 @@ class HourPiece(Struct, frozen=True):
 
 
 class KeptRows(Struct, frozen=True):
-    """Files of one day of a table; its rows of all hours but these are kept."""
+    """Files of one day of a table; rows outside these hours are kept."""
 
     table: str
     files: list[str]

@@ -1,4 +1,4 @@
-"""The ledger of all messages in the tables: what became of everything that was sent."""
+"""The ledger of all messages in the tables: the outcome of every message that was sent."""
 
 from gatepost.ledger import Ledger, add_ledgers
 from gatepost.pipeline.delta_tables import StoredFile, list_files, table_exists
@@ -15,7 +15,7 @@ _SHARE_ROWS = 1_000_000
 
 
 def read_ledger(transport: Transport, tables: str) -> Ledger | None:
-    """Count the deliveries of all nodes; None as long as there is no table of them."""
+    """Count the deliveries of all nodes; None if their table does not exist yet."""
     path = TableFolder(tables).table_path(DELIVERIES)
     if not table_exists(path):
         return None

@@ -1,4 +1,4 @@
-"""The jobs that bring tables up to date: with new events, or from nothing."""
+"""The jobs that update tables with new events, or build them from scratch."""
 
 from collections.abc import Callable
 
@@ -60,7 +60,7 @@ class Pipeline:
         return (self._ledger.last_batch() or NO_BATCH).end
 
     def passed_offsets(self) -> Offsets:
-        """As `taken_offsets`, and the end of what was set aside behind it."""
+        """Like `taken_offsets`, but past segments that were set aside there."""
         last = self._ledger.last_batch() or NO_BATCH
         passed = {node: dict(seqs) for node, seqs in last.end.items()}
         for each in last.aside:
@@ -127,7 +127,7 @@ class Pipeline:
         return self._ledger.begin_batch(plan.end, self._objectives, plan.notes, last)
 
     def _take_batch(self, batch: PipelineBatch) -> tuple[int, PipelineBatch]:
-        """The number of events of the batch, and the batch: without what could not be read."""
+        """Take in a batch; returns its number of events, and the batch without unreadable parts."""
         while True:
             try:
                 return self._try_batch(batch), batch

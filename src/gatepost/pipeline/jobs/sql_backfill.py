@@ -1,7 +1,7 @@
 """Makes the tables of a first batch in Spark SQL, for clusters that accelerate SQL and not Python.
 
-The queries are the definitions of the tables. Each table takes the batch in the same transaction as
-ever, so whoever goes on with these tables, even in the middle, finds what kernels would have made.
+The queries are the definitions of the tables. Each table takes the batch in the usual transaction,
+so later runs can continue from any point as if kernels had made the tables.
 """
 
 from typing import TYPE_CHECKING, Final

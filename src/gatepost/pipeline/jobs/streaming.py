@@ -34,7 +34,7 @@ _POLL_SECS: Final = 0.2
 
 
 class StreamStep(Struct, frozen=True):
-    """A micro-batch: what Spark says of it, what it took in, and how far the tables are behind.
+    """A micro-batch: Spark's progress report, the events taken in, and the lag of the tables.
 
     `progress` is Spark's StreamingQueryProgress; None if the ledger took these events in without a
     micro-batch, because the stream had passed them: what was set aside and is right again, or a
@@ -91,7 +91,7 @@ class ArchiveStream:
             # The ledger does not depend on nodes being read together in time.
             patience=0,
             starting_offsets=self._pipeline.taken_offsets(),
-            # What is listed no more is a hole, which the ledger notes.
+            # Segments that are no longer listed are holes, which the ledger notes.
             fail_on_data_loss=False,
         )
         writer = stream.writeStream.queryName(_QUERY_NAME).foreachBatch(self._take_batch)
@@ -114,7 +114,7 @@ class ArchiveStream:
             with self._lock:
                 self._note(number, self._pipeline.run(self._max_rows, through=through))
         except Exception as error:
-            # Spark would pass on its text alone.
+            # Spark would only pass on its message.
             self._failure = error
             raise
 
@@ -163,7 +163,7 @@ class ArchiveStream:
 
 
 def _stop_query(query: "StreamingQuery") -> None:
-    """Stop between two micro-batches: one that is at work is finished first."""
+    """Stop between two micro-batches, after finishing the current one."""
     while query.isActive and query.status["isTriggerActive"]:
         query.awaitTermination(1)
     query.stop()

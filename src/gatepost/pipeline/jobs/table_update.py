@@ -155,7 +155,7 @@ class TableUpdater:
         )
 
     def _kept_rows(self, hours: set[int]) -> Iterator[KeptRows]:
-        """What is kept of the days of these hours, for each table and day."""
+        """The rows to keep of the days of these hours, for each table and day."""
         days = {hour // HOURS_A_DAY: list[int]() for hour in hours}
         for hour in sorted(hours):
             days[hour // HOURS_A_DAY].append(hour)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _DAY_MS: Final = 24 * HOUR_MS
 _SAMPLES: Final = 3
 _DIGITS: Final = 6
-# What later batches need to know. It is an order of work, and not defined.
+# State for later batches, which depends on the order of work and is not defined.
 _UNDEFINED: Final = {"told"}
 _OF_DELIVERIES: Final = (
     *(schemas.TASKS, schemas.SLO, schemas.TRAFFIC, schemas.CASES, schemas.PACES),

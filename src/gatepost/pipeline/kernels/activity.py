@@ -1,6 +1,6 @@
-"""Counts the events of each node in each window of its own clock, where they are read.
+"""Counts each node's events in each window of its clock, on the executor that reads them.
 
-The count of one window may come in several rows, from one batch or from several.
+One window can have several rows, from one batch or from several.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Makes reviews and ETA advice of cases and paces: few rows in, a handful out."""
+"""Computes reviews and ETA advice from cases and paces: few rows in, a handful out."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -35,7 +35,7 @@ def decode_block(block: bytes | memoryview) -> tuple[str, pa.Table]:
 
 
 def hash_text(text: str) -> int:
-    """A number that is different for different texts, as far as chance is concerned."""
+    """A number that differs for different texts, except for rare collisions."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""Selects the cases of an hour: the few deliveries that incidents and reviews are made of."""
+"""Selects the cases of an hour: the few deliveries that cause incidents and reviews."""
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ PROMISED_STATES = ("completed", "running", "accepted", "failed", "cancelled")
 
 
 def select_cases(hour: HourDeliveries, objectives: Objectives) -> pa.Table:
-    """Select the deliveries that went wrong, or still may."""
+    """Select the deliveries that failed, or that may still fail."""
     accepted_at, ended_at = hour.number_column("accepted_at"), hour.ended_at
     waited = window_start(accepted_at, objectives) > window_start(hour.sent_at, objectives)
     slow = ended_at - accepted_at > objectives.sla * 1000

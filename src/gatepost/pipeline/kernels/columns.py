@@ -87,7 +87,7 @@ def is_near_id(ids: pa.ChunkedArray, at: Numbers, most_age: int) -> Flags:
     """Whether each row has an id that was drawn near the time `at` of its event.
 
     That is at most `most_age` before it, and at most a day after it, which allows for a clock that
-    is wrong. Ids decide which hours are written: one that is made up must not name any hour.
+    is wrong. Ids decide which hours are written, so a forged id must not name an arbitrary hour.
     """
     found = is_id(ids)
     rows = np.flatnonzero(found)

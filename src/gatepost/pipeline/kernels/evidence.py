@@ -31,7 +31,7 @@ _TRACKED_KINDS = pa.array(["message", "reply", "task_create", "task_cancel"])
 
 
 class OutboxPart(Struct, frozen=True):
-    """What is known of the outbox that a segment belongs to.
+    """Facts about the outbox of a segment.
 
     `number` counts the incarnations of the node. Later incarnations do not know events from
     `forgotten` on. Events after `valid` were written by a node that had been revoked.

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 def stable_id(*parts: object) -> str:
-    """An id made of these parts alone, so that it is the same every time."""
+    """An id derived from these parts alone, so that it is always the same."""
     joined = "\x1f".join("" if part is None else str(part) for part in parts)
     return hashlib.sha256(joined.encode()).hexdigest()[:32]
 
@@ -43,7 +43,7 @@ def breaches_sla(cases: CodedColumns, as_of: int, objectives: Objectives) -> Fla
 
 
 def end_after(last: int, as_of: int, objectives: Objectives) -> int | None:
-    """The end of what is known by single moments: the last one, once a window has passed since."""
+    """The end of a series of moments: the last one, after a window without another."""
     return None if as_of - last <= objectives.window_ms else last
 
 
@@ -370,7 +370,7 @@ class _IncidentFinder:
         sentence: str,
         since: int | None = None,
     ) -> Row:
-        """Build the row; `since` replaces the start in the id where the start may still change."""
+        """Build the row. If its start may still change, `since` stands for it in the id."""
         node, agent, capability = subject
         return {
             "incident_id": stable_id(name, *subject, lasted[0] if since is None else since),

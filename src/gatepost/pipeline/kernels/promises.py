@@ -45,7 +45,7 @@ _TURN_COLUMNS: Final = (
 
 
 class OutboxKnowledge(Struct, frozen=True):
-    """What is known beside the events. Events drawn until `as_of` should be archived."""
+    """Facts about an outbox beside its events. Events with ids up to `as_of` should be archived."""
 
     spans: SpanIndex
     as_of: int

@@ -45,7 +45,7 @@ _BATCH = 64
 _MAX_OF_SOURCE, _MAX_BYTES_OF_SOURCE = 2048, 8 * 1024**2
 _MAX_WAITING, _MAX_WAITING_BYTES = 8192, 64 * 1024**2
 _WAIT_SECS, _LARGE_WAIT_SECS = 30.0, 180.0
-# How long a slow source or contract starts in the slow lane.
+# Checks of a slow source or contract go to the slow lane for this long.
 _SUSPECT_SECS = 60.0
 _MAX_TRIES = 2
 _OFFENCES, _OFFENCE_SECS, _REFUSED_SECS = 3, 600.0, 60.0

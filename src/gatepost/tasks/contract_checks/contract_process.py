@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from gatepost.child_process import PIPE, ChildProcess, start_process, wait_for_exit
+from gatepost.errors import ExtraMissing
 from gatepost.tasks.capabilities.contract import ContractPart, ContractVerdict
 from gatepost.tasks.contract_checks.contract_worker import (
     LENGTH_BYTES,
@@ -97,6 +99,11 @@ class ContractProcess:
     @classmethod
     async def start(cls, limits: ProcessLimits) -> "ContractProcess":
         """Start a process without the gateway's environment, files and secrets."""
+        if find_spec("jsonschema_rs") is None:
+            raise ExtraMissing(
+                "contracts are checked by JSON Schema, which is not installed:"
+                " pip install 'gatepost[hub]', then restart the gateway"
+            )
         process = await start_process(
             *(sys.executable, "-I", "-m", "gatepost.tasks.contract_checks.contract_worker"),
             *(str(limits.memory_bytes), str(limits.nice)),

@@ -26,8 +26,8 @@ def await_message(
 ) -> int:
     """Wait for the outcome of a message, and print its reply.
 
-    A sender without a mailbox gets its reply so. The gateway keeps it at least
-    until the message would have expired.
+    This is how a sender without a mailbox gets its reply. The gateway keeps it at least until the
+    message would have expired.
 
     For example:
 

@@ -60,7 +60,7 @@ def _save_pieces(pieces: Iterator[bytes], target: BinaryIO, options: GatewayOpti
     return size
 
 
-# A payload is for the eyes of its owner.
+# Only the user may read a payload.
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 

@@ -29,7 +29,7 @@ _COLUMNS = ("Message", "From", "Age", "Retries", "State", "Size")
 
 
 class ShownEvent(Struct):
-    """What is printed of an event: its subject, and the blob that holds its payload."""
+    """The printed part of an event: its subject, and the blob that holds its payload."""
 
     payload_ref: str | None = None
     size: int = 0
