@@ -12,13 +12,23 @@ SELECT node, count(*) FROM delivery WHERE processed_at IS NULL AND node IS NOT N
 GROUP BY node
 """
 # Deliveries without a receipt, by the owner's reason.
+# Open deliveries to others, by the ranges of the index: most are to agents of this gateway.
 _SELECT_WAITING = """
-SELECT node, reason, count(*), min(emitted_at), max(attempt) FROM delivery
-WHERE processed_at IS NULL AND accepted_at IS NULL AND node IS NOT ?1 GROUP BY node, reason
+WITH elsewhere AS (
+    SELECT * FROM delivery WHERE processed_at IS NULL AND node < ?1
+    UNION ALL SELECT * FROM delivery WHERE processed_at IS NULL AND node > ?1
+    UNION ALL SELECT * FROM delivery WHERE processed_at IS NULL AND node IS NULL
+)
+SELECT node, reason, count(*), min(emitted_at), max(attempt) FROM elsewhere
+WHERE accepted_at IS NULL GROUP BY node, reason
 """
 _SELECT_ACCEPTED = """
-SELECT node, count(*) FROM delivery
-WHERE processed_at IS NULL AND accepted_at IS NOT NULL AND node IS NOT ?1 GROUP BY node
+WITH elsewhere AS (
+    SELECT * FROM delivery WHERE processed_at IS NULL AND node < ?1
+    UNION ALL SELECT * FROM delivery WHERE processed_at IS NULL AND node > ?1
+    UNION ALL SELECT * FROM delivery WHERE processed_at IS NULL AND node IS NULL
+)
+SELECT node, count(*) FROM elsewhere WHERE accepted_at IS NOT NULL GROUP BY node
 """
 _COUNT_BY_STATE = "SELECT state, count(*) FROM delivery WHERE processed_at IS NULL GROUP BY state"
 _COUNT_UNDELIVERED = """

@@ -14,6 +14,12 @@ SELECT event_id, from_agent, to_agent, corr_id, kind, state, outcome, reason, no
     emitted_at, accepted_at, processed_at, next_at
 FROM delivery WHERE kind <> 'reply' AND origin IS NULL AND event_id < ?
 """
+# The term of a message, as `term_of` says it.
+_TERM = """CASE WHEN state IN ('emitted', 'retry_pending') THEN 'waiting'
+    WHEN state IN ('accepted', 'incident') THEN 'in_motion'
+    WHEN state = 'replied' OR outcome IN ('ok', 'kept') THEN 'processed'
+    WHEN outcome = 'expired' OR (state = 'dead_letter' AND reason = 'expired') THEN 'expired'
+    ELSE 'dead_letters' END"""
 _NEWEST_FIRST = " ORDER BY event_id DESC"
 _AFTER_ALL = b"\xff" * 16
 
@@ -32,14 +38,8 @@ class SentFilter(Struct, frozen=True):
 def find_sent(tx: Tx, wanted: SentFilter, limit: int, before: str = "") -> list[SentMessageView]:
     """Messages that match, newest first, from the one before `before` on."""
     sql, values = _select(wanted, parse_event_id(before) if before else _AFTER_ALL)
-    found = []
-    for row in tx.iterate_rows(sql, tuple(values)):
-        term = term_of(row[5], row[6], row[7])
-        if wanted.term in (None, term):
-            found.append(_view_message(row, term))
-            if len(found) == limit:
-                break
-    return found
+    rows = tx.fetch_all(f"{sql} LIMIT ?", (*values, limit))
+    return [_view_message(row, term_of(row[5], row[6], row[7])) for row in rows]
 
 
 def find_sent_message(tx: Tx, ref: str) -> SentMessageView | None:
@@ -58,7 +58,8 @@ def _select(wanted: SentFilter, before: bytes) -> tuple[str, list[bytes | str | 
     if wanted.agent is not None:
         sql += " AND ? IN (from_agent, to_agent)"
         values.append(wanted.agent)
-    for name, value in (("corr_id =", wanted.corr_id), ("node =", wanted.node)):
+    exact = (("corr_id =", wanted.corr_id), ("node =", wanted.node), (f"{_TERM} =", wanted.term))
+    for name, value in exact:
         if value is not None:
             sql += f" AND {name} ?"
             values.append(value)
