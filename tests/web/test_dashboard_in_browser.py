@@ -85,6 +85,8 @@ def test_an_operator_follows_messages_and_mends_what_breaks(
     page.wait_for_selector("#steps li:has-text('processed')")
     assert page.locator(".lane").count() == 2, "a lane for each gateway"
     window.shoot("journey-light-1440")
+    proof = window.context.request.get(f"{ann.url}/messages/{id}/proof")
+    assert proof.ok and len(proof.body()) > 500, "what `Copy proof` copies"
 
     # Dead letters, replayed in bulk.
     for _ in range(3):
@@ -133,8 +135,14 @@ def test_an_operator_follows_messages_and_mends_what_breaks(
     page.goto(f"{ann.url}/mesh")
     page.click("a:has-text('Hand the lease over')")
     confirm(page)
-    page.wait_for_selector("#map header:has-text('publisher: bob'), "
-                           "#map header:has-text('publisher: cat')")  # fmt: skip
+    # The publisher hands its lease over, its successor dies, and another one takes over.
+    led_by = "#map header:has-text('publisher: {}'), #map header:has-text('publisher: {}')"
+    page.wait_for_selector(led_by.format("bob", "cat"))
+    header = page.locator("#map header").inner_text()
+    successor, other = (bob, cat) if "publisher: bob" in header else (cat, bob)
+    successor.kill9()
+    page.wait_for_selector(led_by.format("ann", other.name))
+    successor.start()
 
     # Every action is in the audit log, and so is the end of the session.
     page.goto(f"{ann.url}/audit")

@@ -225,7 +225,7 @@ def _facts(frame: Frame, journey: Journey, known: SentMessageView | None) -> Mar
         ]
         if known.reason:
             rows.append(("Reason", known.reason))
-    talk = link(f"/messages?conversation={journey.corr_id}", journey.corr_id)
+    talk = link(f"/messages?{urlencode({'conversation': journey.corr_id})}", journey.corr_id)
     rows.append(("Conversation", talk))
     if journey.more_in_conversation:
         rows.append(("More in it", count_of(journey.more_in_conversation, "message")))
