@@ -272,6 +272,16 @@ class DoorRecords:
         rows = await self.run(lambda db: db.execute(sql, (agent,)).fetchall())
         return [OutsideTurn(*row) for row in rows]
 
+    async def find_outside_turn(self, agent: str, msg_id: str) -> OutsideTurn | None:
+        sql = "SELECT * FROM outside_turn WHERE agent = ? AND msg_id = ?"
+        row = await self.run(lambda db: db.execute(sql, (agent, msg_id)).fetchone())
+        return None if row is None else OutsideTurn(*row)
+
+    async def remove_outside_turns_before(self, agent: str, moment: int) -> None:
+        """Forget messages that were taken long ago; tasks are followed to their end."""
+        sql = "DELETE FROM outside_turn WHERE agent = ? AND begun_at < ? AND fabric_task = ''"
+        await self.run(lambda db: db.execute(sql, (agent, moment)))
+
     async def add_outside_turn(self, turn: OutsideTurn) -> None:
         row = (turn.agent, turn.msg_id, turn.remote_task, turn.remote_context)
         more = (turn.fabric_task, turn.begun_at)

@@ -24,7 +24,7 @@ from gatepost.a2a.outside.outside_client import (
     OutsideTaskLost,
 )
 from gatepost.a2a.task_events import ask_for_input, draft_message, read_outcome, read_parts
-from gatepost.errors import GatepostError
+from gatepost.errors import Forbidden, GatepostError, UnknownTask, WrongState, error_from_code
 from gatepost.gateway.doors import DoorServices
 from gatepost.wire.operations import (
     Ack,
@@ -36,7 +36,7 @@ from gatepost.wire.operations import (
     Nack,
     Settled,
 )
-from gatepost.wire.tasks import TaskReport, TaskReports, TasksReported
+from gatepost.wire.tasks import TaskAwait, TaskAwaited, TaskReport, TaskReports, TasksReported
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +45,16 @@ _TAKE_SECS = 20.0
 _FIRST_POLL_SECS, _LAST_POLL_SECS = 0.1, 3.0
 # A task whose executor is silent for longer fails.
 _BEAT_SECS = 10.0
+_RETRY_SECS = 2.0
 _FIRST_PAUSE_SECS, _LAST_PAUSE_SECS = 0.5, 30.0
+_KEEP_SECS = 7 * 86_400.0
 _MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 _S = pb.TaskState
 _FAILED = (_S.TASK_STATE_FAILED, _S.TASK_STATE_CANCELED, _S.TASK_STATE_REJECTED)
 _ASKS = (_S.TASK_STATE_INPUT_REQUIRED, _S.TASK_STATE_AUTH_REQUIRED)
+
+# Why a report does not count: the task has ended, or is not this agent's any more.
+_HAS_ENDED = (WrongState, UnknownTask, Forbidden)
 
 _event_decoder = msgspec.json.Decoder(EventInfo)
 
@@ -83,19 +88,16 @@ class Courier:
         self._is_away = True
         self._pause = _FIRST_PAUSE_SECS
         self._turns: set[asyncio.Task[None]] = set()
-        # Taken before this start: message → turn.
-        self._taken: dict[str, OutsideTurn] = {}
 
     async def run(self) -> None:
         """Until it is cancelled."""
         keeping = asyncio.create_task(self._keep_leases())
         try:
             await self._services.register(self._caller)
+            await self._forget_old_turns()
             for turn in await self._records.list_outside_turns(self._agent.name):
                 if turn.fabric_task:
                     self._spawn(self._resume_task(turn))
-                else:
-                    self._taken[turn.msg_id] = turn
             while True:
                 await self._take_mail()
         finally:
@@ -104,6 +106,12 @@ class Courier:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             await self._client.close()
+
+    async def _forget_old_turns(self) -> None:
+        """Forget turns whose mail has ended without their courier, such as mail that was purged."""
+        secs = self._services.settings.a2a.outside_deadline_secs
+        oldest = self._services.clock.now() - int((secs + _KEEP_SECS) * 1000)
+        await self._records.remove_outside_turns_before(self._agent.name, oldest)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -190,7 +198,7 @@ class Courier:
 
     async def _carry_message(self, mail: LeasedMessage, event: EventInfo | None) -> None:
         now, conversation = self._services.clock.now(), "" if event is None else event.corr_id
-        turn = self._taken.pop(mail.msg_id, None)
+        turn = await self._records.find_outside_turn(self._agent.name, mail.msg_id)
         if turn is None:
             value = await self._read_payload(mail, event)
             text, data = (value, UNSET) if isinstance(value, str) else ("", value)
@@ -288,46 +296,74 @@ class Courier:
         settled: Settled = await self._perform(op)
         for failure in settled.failures:
             log.warning("a turn of %s: %s", self._agent.name, failure.message)
-        if not (isinstance(op, Nack) and op.retry) or settled.failures:
+        if not settled.failures and not (isinstance(op, Nack) and op.retry):
             await self._records.remove_outside_turn(self._agent.name, mail.msg_id)
 
     # -- tasks
 
     async def _carry_task(self, mail: LeasedMessage, event: EventInfo | None) -> None:
+        turn = await self._records.find_outside_turn(self._agent.name, mail.msg_id)
+        if turn is None:
+            answer = await self._client.send(await self._draft_task(mail, event))
+            if isinstance(answer, pb.Message):
+                with contextlib.suppress(_EndedElsewhere):
+                    await self._accept(mail)
+                    await self._end_task(mail.msg_id, read_parts(answer.parts))
+                return
+            turn = self._record_of(mail, answer, mail.msg_id, self._services.clock.now())
+            await self._records.add_outside_turn(turn)
+        # The agent has the task, and so it is accepted; this settles the mail. If the task has
+        # ended meanwhile, its first report says so again, and the agent is told.
+        with contextlib.suppress(_EndedElsewhere):
+            await self._accept(mail)
+        self._spawn(self._resume_task(turn))
+
+    async def _draft_task(self, mail: LeasedMessage, event: EventInfo | None) -> pb.Message:
         value = await self._read_payload(mail, event)
         try:
             given = msgspec.convert(value, _Request)
         except msgspec.ValidationError:
             raise _Failure("this is no task") from None
         metadata = {"sender": mail.from_, "task": mail.msg_id}
-        message = draft_message(mail.msg_id, given.description, given.input, metadata)
-        answer = await self._client.send(message)
-        now = self._services.clock.now()
-        if isinstance(answer, pb.Message):
-            await self._report(mail.msg_id, "accept", receipt=self._handles[mail.msg_id])
-            await self._end_task(mail.msg_id, read_parts(answer.parts))
-            return
-        turn = self._record_of(mail, answer, mail.msg_id, now)
-        # The agent has the task, and so it is accepted; this settles the mail.
-        await self._records.add_outside_turn(turn)
-        await self._report(mail.msg_id, "accept", receipt=self._handles[mail.msg_id])
-        self._spawn(self._resume_task(turn))
+        return draft_message(mail.msg_id, given.description, given.input, metadata)
+
+    async def _accept(self, mail: LeasedMessage) -> None:
+        handle = self._handles.get(mail.msg_id, mail.receipt)
+        await self._report(mail.msg_id, "accept", receipt=handle)
 
     async def _resume_task(self, turn: OutsideTurn) -> None:
+        """Follow a task to its end, whatever the gateway refuses for a while."""
         while True:
             try:
-                await self._follow_task(turn)
-            except (_Failure, OutsideTaskLost) as error:
-                await self._fail_task(turn, "failed", str(error))
-            except _EndedElsewhere:
-                with contextlib.suppress(OutsideAway, OutsideRefused, OutsideTaskLost):
-                    await self._client.cancel_task(turn.remote_task)
+                if await self._follow_to_end(turn):
+                    await self._records.remove_outside_turn(turn.agent, turn.msg_id)
+                return
             except GatepostError as error:
                 log.warning("task %s waits: %s", turn.fabric_task, error.message)
-                await asyncio.sleep(1.0)
-                continue
-            await self._records.remove_outside_turn(turn.agent, turn.msg_id)
-            return
+            except Exception:
+                log.exception("task %s failed unexpectedly", turn.fabric_task)
+            await asyncio.sleep(_RETRY_SECS)
+
+    async def _follow_to_end(self, turn: OutsideTurn) -> bool:
+        """Whether the task has ended; if not, its mail comes again."""
+        try:
+            await self._follow_task(turn)
+        except (_Failure, OutsideTaskLost, OutsideRefused) as error:
+            await self._fail_task(turn, "failed", str(error))
+        except _EndedElsewhere:
+            if await self._is_pending(turn.fabric_task):
+                # The gateway ended before the task was accepted.
+                return False
+            with contextlib.suppress(OutsideAway, OutsideRefused, OutsideTaskLost):
+                await self._client.cancel_task(turn.remote_task)
+        return True
+
+    async def _is_pending(self, id: str) -> bool:
+        try:
+            answer: TaskAwaited = await self._perform(TaskAwait(task_id=id, wait_secs=0))
+        except GatepostError:
+            return False
+        return answer.task.state == "pending"
 
     async def _follow_task(self, turn: OutsideTurn) -> None:
         loop = asyncio.get_running_loop()
@@ -349,13 +385,9 @@ class Courier:
             await self._check_deadline(turn)
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LAST_POLL_SECS)
-            if self._client_is_unread:
+            if self._is_away:
+                # After a restart, the card has to be read before the first call.
                 await self._reach()
-
-    @property
-    def _client_is_unread(self) -> bool:
-        """After a restart, the card has to be read before the first call."""
-        return self._is_away
 
     async def _end_badly(self, turn: OutsideTurn, task: pb.Task) -> None:
         if task.status.state in _ASKS:
@@ -378,7 +410,8 @@ class Courier:
         answer: TasksReported = await self._perform(TaskReports(reports=[report]))
         for refused in answer.refused:
             log.info("%s of task %s: %s", action, id, refused.error)
-            raise _EndedElsewhere
+            error = error_from_code(refused.code, refused.error)
+            raise _EndedElsewhere if isinstance(error, _HAS_ENDED) else error
 
 
 def _why_failed(agent: str, task: pb.Task) -> str:
