@@ -19,6 +19,11 @@ def peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def resident_bytes() -> int:
+    """Resident bytes of this process now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 @contextmanager
 def watch_memory() -> Iterator[list[int]]:
     """Peak memory of this process and its descendants, in a list of one."""

@@ -149,6 +149,7 @@ COMMANDS = (
     CommandEntry("Operations", "bench hostile", "bench:bench_hostile"),
     CommandEntry("Operations", "bench tasks", "bench:bench_tasks"),
     CommandEntry("Operations", "bench mesh", "bench:bench_mesh"),
+    CommandEntry("Operations", "bench scale", "bench:bench_scale"),
     CommandEntry("Operations", "bench doors", "bench:bench_doors"),
     CommandEntry("Operations", "bench pipeline", "bench:bench_pipeline"),
     CommandEntry("Shell", "completion", "completion:print_completion"),

@@ -99,6 +99,19 @@ def test_an_agent_that_was_removed_is_taken_back() -> None:
     assert said(claim(BEN, "agents", "job", BENS), local=[]) == {PLACE: None}
 
 
+def test_agents_of_a_large_room_beat_less_often_because_every_gateway_verifies_it() -> None:
+    others = [claim(ANN, "agents", f"agent-{number}", ANNS) for number in range(1999)]
+    claims = [*others, claim(BEN, "agents", "job", BENS)]
+
+    def told(after_ms: int) -> int:
+        found = said(*claims, local=[replace(JOB, seen_at=NOW + after_ms)])[PLACE]
+        assert found is not None
+        return found.last_seen_at - NOW
+
+    assert told(99_999) == 0
+    assert told(100_000) == 100_000
+
+
 # -- answering
 
 

@@ -276,6 +276,46 @@ def bench_doors(
     output.print_result(options, result, lambda: console.print(measured.render_result(result)))
 
 
+def bench_scale(
+    *,
+    gateways: tuple[Annotated[int, Parameter(validator=Number(gte=2, lte=4000))], ...] = (
+        10,
+        100,
+        1000,
+    ),
+    agents: PositiveInt = 100_000,
+    mesh_nodes: Annotated[int, Parameter(validator=Number(gte=2, lte=1000))] = 100,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Measure what one large room costs each gateway: to join it, and while nothing happens.
+
+    The code of room and mesh is the real one; gateways are only their keys and records.
+
+    For example:
+
+      gatepost bench scale
+      gatepost bench scale --gateways 10 --gateways 3000 --agents 30000 --json
+
+    Parameters
+    ----------
+    gateways
+        Number of gateways in the room; once for each room.
+    agents
+        Number of agents in each room, shared out evenly.
+    mesh_nodes
+        Number of nodes whose datagrams are exchanged; beyond it, their cost is computed.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import scale as measured
+
+    output.print_hint("Measuring; this takes a while.")
+    result = measured.bench_scale(measured.ScaleOptions(gateways, agents, mesh_nodes))
+    console = Console(highlight=False)
+    shown = measured.render_scale(result)
+    output.print_result(options, result, lambda: console.print(shown))
+
+
 def bench_mesh(
     *,
     datagrams: PositiveInt = 20_000,

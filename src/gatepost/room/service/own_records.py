@@ -18,8 +18,10 @@ from gatepost.room.records import NodeStatus, key_subject
 from gatepost.wire.gateway_views import AgentInfo as LocalAgent
 from gatepost.wire.operations import PROTOCOL_VERSION
 
-# The interval per agent, so that a gateway writes about 100 heartbeats of agents a minute.
-_AGENT_HEARTBEAT_MS = 600
+# The intervals per agent. So a gateway writes about 100 heartbeats of agents a minute, and all
+# gateways of a room write about 20 a second, because each of them verifies each one.
+_HOSTED_AGENT_MS = 600
+_ROOM_AGENT_MS = 50
 _MAX_INCIDENT_CLASSES = 48
 
 
@@ -48,11 +50,16 @@ def node_record(
     )
 
 
+def agent_heartbeat_ms(hosted: int, in_room: int) -> int:
+    """How long a gateway waits between two heartbeats of an agent, by how many agents there are."""
+    return max(HEARTBEAT_INTERVAL_MS, _HOSTED_AGENT_MS * hosted, _ROOM_AGENT_MS * in_room)
+
+
 def agent_claims(room: SharedRoom, local: Iterable[LocalAgent], gateway: str) -> AgentClaims:
     """Return our claims to agents by (map, key). None withdraws a claim."""
     published = published_claims(room)
     hosted = {each.id: each for each in local if not is_reserved_name(each.id)}
-    heartbeat_ms = max(HEARTBEAT_INTERVAL_MS, _AGENT_HEARTBEAT_MS * len(hosted))
+    heartbeat_ms = agent_heartbeat_ms(len(hosted), len(room.effective.agents))
     claims: AgentClaims = {}
     for id in published.keys() | hosted.keys():
         old = published.get(id)
