@@ -1,6 +1,7 @@
 """Checks of the gateway itself: whether it runs, answers, and accepts messages."""
 
 import os
+from pathlib import Path
 
 from gatepost import __version__
 from gatepost.cli.doctor.finding import Finding, Findings
@@ -32,7 +33,16 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         pass
-    return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether it has ended, and its parent has not asked for its status yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("Z", "X")
 
 
 def check_status(status: Status) -> Findings:
