@@ -54,7 +54,7 @@ _EARLY_FLUSH_TASKS = 256
 _MESSAGE_OVERHEAD = 256
 # Calls of one tick with deadlines this close share one operation and the later deadline.
 _SHARED_DEADLINE_SECS = 0.05
-# Statuses of a refused operation that one bad call in it may have caused.
+# These statuses of a refused operation can be caused by a single bad call in it.
 _STATUSES_OF_ONE_CALL = range(400, 429)
 
 _checker = msgspec.json.Decoder(Operation)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class ChangeCounter:
-    """Counts changes, and wakes those that wait for the next one or for a certain one."""
+    """Counts changes, and wakes callers that wait for the next change or for a given count."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -144,7 +144,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._body_since = self.loop.time()
             self._start_deadline(_BODY_SECS)
         elif self._in_head or self._is_answered():
-            # Between two requests even an empty line ends uvicorn's own timeout.
+            # Between requests, uvicorn's own timeout ends with the first byte, even of an empty
+            # line.
             self._start_deadline(_HEAD_SECS)
 
     def _is_answered(self) -> bool:

@@ -1,9 +1,9 @@
 """Field names as clients write them: snake_case or camelCase, in any object of the API.
 
 Our own client writes the names of the structs, and its objects are decoded as they are. Only an
-object that cannot be decoded so is read again here, and its names are replaced by those of the
-structs. So only clients that use the other spelling pay for it. A struct may have `other_names` for
-its fields, such as those of a document.
+object that cannot be decoded in this way is read again here, and its names are replaced by those of
+the structs. So only clients that use the other spelling pay for it. A struct may have `other_names`
+for its fields, such as those of a document.
 """
 
 from functools import cache

@@ -150,7 +150,7 @@ class _Legs:
         return np.bincount(self._leg[rows], column[rows], self.size).astype(np.int64)
 
     def is_implied(self, sent_at: Numbers, is_task: Flags) -> Flags:
-        """Whether the columns of its delivery state all facts of each leg.
+        """For each leg, whether the columns of its delivery contain all of its facts.
 
         This holds for the only leg of a delivery; `sent_at` and `is_task` are the delivery's.
         """
