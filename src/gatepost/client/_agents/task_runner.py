@@ -128,8 +128,7 @@ class TaskRunner:
     def _install_skill(self, task: AgentTask) -> dict[str, Any]:
         """Remember the delegation skill of a capability, and report its version.
 
-        The agent's own gateway has checked where the skill is from, and no other sender is called
-        as it is.
+        The agent's own gateway has checked where the skill is from, and its name is reserved.
         """
         if task.requester != GATEWAY:
             raise Reject(f"{task.requester} is not the gateway of agent {self._agent}")

@@ -98,7 +98,7 @@ def _wait(greeting: dict[str, object], client: str, session: str, state_dir: str
 
 
 def _wait_apart(greeting: dict[str, object], session: str, state_dir: str | None) -> int:
-    """Start a separate waiter, because Codex waits for its hooks and takes idle messages."""
+    """Start a separate waiter: Codex waits for its hooks, and idle sessions take its messages."""
     ancestors = list(_ancestors())
     if not session or os.fork():
         return 0

@@ -73,7 +73,7 @@ _MINUTE = 60 * _SECOND
 _STEP_CHOICES = tuple(
     _MINUTE * minutes for minutes in (5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7 * 1440)
 )
-# Steps for periods of an hour at most, of which longer steps would leave a few points.
+# Steps for periods up to an hour, in which longer steps would leave only a few points.
 _SHORT_STEPS = tuple(_SECOND * seconds for seconds in (1, 2, 5, 10, 15, 30, 60))
 _SHORT_PERIOD_MS = HOUR_MS
 _MAX_POINTS = 120
