@@ -27,7 +27,7 @@ def test_a_full_run_and_one_percent_more_take_in_every_event(tmp_path: Path) -> 
     assert size.full.events + size.more.events == size.events
     assert 0 < size.more.events < size.events // 10
     assert min(size.full.per_sec, size.full.peak_mib, size.full.session_seconds, size.share) > 0
-    assert len(steps) == 7
+    assert len(steps) == 8
     assert list(tmp_path.iterdir()) == []
     archive = tmp_path / "kept"
     write_archive(archive, 20_000, PipelineBenchOptions(nodes=3, hours=2))

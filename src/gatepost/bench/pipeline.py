@@ -162,6 +162,7 @@ def measure_archive(
         levels = _time_job(archive, str(work_dir / "levels"), options.master, _run_service_levels)
         step(f"{about}: the full run")
         full = _time_job(archive, tables, options.master, _run_pipeline)
+        step(f"{about}: the full run took {full.seconds:.1f} s, {full.per_sec:,.0f} events/s")
     finally:
         restore_manifests(archive, kept)
     step(f"{about}: one percent more")

@@ -9,6 +9,10 @@ travel as closures, so a task is as small for a million segments as for one. A s
 a slice of a segment takes 80 bytes, and would take 250 as typed columns, which the driver holds
 twice. Nothing but the kernel reads them.
 
+Blocks are opaque too. The facts of events were read and exchanged at 651,000 events/s or more as
+blocks, and at 315,000/s as rows of typed columns: Spark converts each row on its way out of Python,
+into the shuffle and back, and the texts that are codes in a block are written out.
+
 `SparkTransport` carries them in DataFrames, so that every step is a query of Spark's, and runs on
 any cluster, also through Spark Connect. `LocalTransport` calls the same kernels one after another
 in this process; only who asks for it gets it (`--engine local`).
