@@ -575,8 +575,11 @@ async def test_a_session_that_cannot_be_watched_is_watched_again_and_then_killed
 
 
 @pytest.mark.anyio
-async def test_a_session_that_nothing_follows_is_taken_up_by_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_known", "end"), [(True, ("completed", None)), (False, ("failed", "executor_lost"))]
+)
+async def test_the_sweep_takes_up_sessions_that_nothing_follows_and_ends_tasks_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool, end: tuple[str, str | None]
 ) -> None:
     async with brief_sessions(tmp_path / "g", BriefRuntime(b"1")) as (operations, manager):
         broken = asyncio.Event()
@@ -593,6 +596,10 @@ async def test_a_session_that_nothing_follows_is_taken_up_by_the_sweep(
             await operations.core.commit(lambda tx: None)  # Its start is on disk.
             await async_wait_until(lambda: not manager.session_count)
             assert (await operations.tasks.show_task(task.id, 0)).state == "running"
+        if not is_known:
+            await operations.core.commit(lambda tx: tx.execute("DELETE FROM session"))
         monkeypatch.setattr(session_manager, "_LOOK_SECS", 0.01)
         manager.look_for_tasks()
-        assert (await operations.tasks.show_task(task.id, 30)).state == "completed"
+        ended = await operations.tasks.show_task(task.id, 60)
+        assert (ended.state, ended.error_code) == end
+        assert await operations.core.read(list_task_tokens) == []
