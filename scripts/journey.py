@@ -24,7 +24,7 @@ from gatepost.delivery.delivery_table import insert_delivery
 from gatepost.delivery.engage import TurnReader, send_reply
 from gatepost.delivery.event_acceptor import EventAcceptor
 from gatepost.delivery.inbox.cursors import OutboxCursor
-from gatepost.delivery.inbox.inbox_table import record_accepted
+from gatepost.delivery.inbox.inbox_table import record_events
 from gatepost.delivery.intake import Intake
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.pairs import SenderPairs
@@ -154,7 +154,7 @@ JOURNEY = (
             _S(BOB_WRITER, EventAcceptor.accept_event, "decrypts the payload"),
             _S(BOB_WRITER, Dispatcher.enqueue, "puts the mail into the agent's mailbox"),
             _S(BOB_WRITER, OutboxWriter.append_receipt, "appends the receipt `accepted`"),
-            _S(BOB_WRITER, record_accepted, "notes the event in the inbox"),
+            _S(BOB_WRITER, record_events, "notes the event in the inbox"),
             _S(BOB_WRITER, OutboxCursor.save, "moves the cursor in ann's outbox"),
             _S(BOB_WRITER, Dispatcher.before_commit, "serves the agent, which waits for mail"),
             _S(BOB_WRITER, take_mail, "leases the mail, still in the same transaction"),

@@ -9,7 +9,7 @@ from gatepost.delivery.blob_records import find_blob, use_blob
 from gatepost.delivery.decisions import Decision, ReplyArrived, TaskRequested
 from gatepost.delivery.event_mail import build_mail, origin_of
 from gatepost.delivery.inbox.inbox_states import InboxInput
-from gatepost.delivery.inbox.inbox_table import record_accepted, record_event
+from gatepost.delivery.inbox.inbox_table import record_event, record_events
 from gatepost.delivery.outbox_writer import KEPT, draft_acceptance
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, TurnReply
 from gatepost.delivery.parts import DeliveryParts
@@ -38,8 +38,9 @@ class EventAcceptor:
         self._now = now
         self._check = check
         self._decisions = decisions
-        self._runs: dict[tuple[str, str], list[tuple[Envelope, NewMail]]] = {}
-        # An event in a run has no inbox row yet.
+        # Accepted events and confirmed offers, in the order in which they become mail.
+        self._runs: dict[tuple[str, str], list[tuple[InboxInput, Envelope, NewMail]]] = {}
+        # The inbox rows of events in a run are not written yet.
         self._in_runs: set[str] = set()
 
     def accept_event(self, tx: Tx, envelope: Envelope) -> None:
@@ -54,14 +55,16 @@ class EventAcceptor:
         if not self._becomes_mail(tx, envelope):
             self._keep_without_mail(tx, envelope, InboxInput.ACCEPT)
             return
-        agent = envelope.to_agent_id or ""
-        self._check.use_capacity(agent)
-        run = self._runs.setdefault((agent, self._mail_sender(envelope)), [])
-        run.append((envelope, self._build_mail(tx, envelope, payload)))
+        self._check.use_capacity(envelope.to_agent_id or "")
+        self._add_to_run(InboxInput.ACCEPT, envelope, self._build_mail(tx, envelope, payload))
+
+    def _add_to_run(self, input: InboxInput, envelope: Envelope, mail: NewMail) -> None:
+        key = (envelope.to_agent_id or "", self._mail_sender(envelope))
+        self._runs.setdefault(key, []).append((input, envelope, mail))
         self._in_runs.add(envelope.event_id)
 
     def accept_confirmed(self, tx: Tx, envelope: Envelope) -> None:
-        """Put a confirmed offer into its mailbox. Its receipt was sent when it was offered."""
+        """Let a confirmed offer become mail. Its receipt was sent when it was offered."""
         try:
             payload = self._open_payload(tx, envelope)
             mail = self._build_mail(tx, envelope, payload)
@@ -72,13 +75,7 @@ class EventAcceptor:
         if self._is_for_hub(envelope):
             self._keep_without_mail(tx, envelope, InboxInput.CONFIRM)
             return
-        mailbox, sender = envelope.to_agent_id or "", self._mail_sender(envelope)
-        (ack,) = self._parts.dispatcher.enqueue(tx, mailbox, sender, [mail], even_if_full=True)
-        if ack.error is None and ack.queued:
-            record_event(tx, self._source, envelope, InboxInput.CONFIRM)
-            self._use_blob(tx, envelope)
-        else:
-            self.refuse_event(tx, envelope, _ID_IS_TAKEN)
+        self._add_to_run(InboxInput.CONFIRM, envelope, mail)
 
     def _keep_without_mail(self, tx: Tx, envelope: Envelope, input: InboxInput) -> None:
         record_event(tx, self._source, envelope, input, KEPT.outcome)
@@ -142,17 +139,19 @@ class EventAcceptor:
         runs, self._runs = self._runs, {}
         self._in_runs.clear()
         for (mailbox, sender), run in runs.items():
-            mails = [mail for _, mail in run]
+            mails = [mail for _, _, mail in run]
             acks = self._parts.dispatcher.enqueue(tx, mailbox, sender, mails, even_if_full=True)
-            accepted = []
-            for (envelope, _), ack in zip(run, acks, strict=True):
-                if ack.queued:
-                    accepted.append(envelope)
-                    self._use_blob(tx, envelope)
-                    self.append_acceptance(tx, envelope)
-                else:
+            queued: dict[InboxInput, list[Envelope]] = {}
+            for (input, envelope, _), ack in zip(run, acks, strict=True):
+                if not ack.queued:
                     self.refuse_event(tx, envelope, _ID_IS_TAKEN)
-            record_accepted(tx, self._source, accepted)
+                    continue
+                queued.setdefault(input, []).append(envelope)
+                self._use_blob(tx, envelope)
+                if input is InboxInput.ACCEPT:
+                    self.append_acceptance(tx, envelope)
+            for input, envelopes in queued.items():
+                record_events(tx, self._source, envelopes, input)
 
     def _open_payload(self, tx: Tx, envelope: Envelope) -> bytes:
         if (ref := envelope.payload_ref) is not None:

@@ -64,6 +64,8 @@ class Intake:
         self.pairs = InboxPairs(incarnation)
         # New events of this batch, and pairs to save at its end.
         self._unseen: set[bytes] = set()
+        # Pair → the highest number of an offer that was confirmed in this batch.
+        self.confirmed: dict[PairKey, int] = {}
         self._added_pairs = 0
         self._check = AcceptanceCheck(parts, source, now)
         self.acceptor = EventAcceptor(parts, source, now, self._check, self.decisions)
@@ -125,6 +127,7 @@ class Intake:
             # Its sender has decided, so it is not an offer any longer.
             id = parse_event_id(envelope.event_id)
             confirm_offer(self, tx, id)
+            self.acceptor.flush_runs(tx)
             state = self.state_of(tx, id)
             self._repeat_receipts(tx, envelope, state)
         else:
@@ -379,7 +382,8 @@ def confirm_next_offer(intake: Intake, tx: Tx, event_id: bytes) -> None:
     row = find_row(tx, intake.source, event_id)
     if row is None or row.state is not InboxState.OFFERED:
         return
-    if row.pair_seq in (0, lowest_offered(tx, row.pair_key(intake.source))):
+    key = row.pair_key(intake.source)
+    if row.pair_seq in (0, lowest_offered(tx, key, intake.confirmed.get(key, 0))):
         confirm_offer(intake, tx, event_id)
 
 
@@ -390,6 +394,7 @@ def confirm_offer(intake: Intake, tx: Tx, event_id: bytes) -> None:
     key = pair_key(intake.source, envelope)
     _count_decided_offer(intake, tx, key, envelope.pair_seq)
     intake.acceptor.accept_confirmed(tx, envelope)
+    intake.confirmed[key] = max(envelope.pair_seq, intake.confirmed.get(key, 0))
     if envelope.pair_seq > intake.pairs.load_pair(tx, key).next:
         intake.decisions.append(MailOvertaken(key.mailbox))
     intake.release_held(tx, key)

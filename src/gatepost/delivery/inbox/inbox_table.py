@@ -30,7 +30,7 @@ SELECT at FROM inbox WHERE source = ? AND event_id = ? AND state = 'held'
 """
 _SELECT_LOWEST_OFFERED = """
 SELECT min(pair_seq) FROM inbox WHERE source = ? AND sender = ? AND mailbox = ? AND origin_node = ?
-    AND state = 'offered' AND pair_seq > 0
+    AND state = 'offered' AND pair_seq > ?
 """
 _UNDECIDED = ", ".join(f"'{state}'" for state in UNDECIDED)
 _SELECT_UNDECIDED = f"""
@@ -111,9 +111,9 @@ def held_since(tx: Tx, source: str, event_id: bytes) -> int | None:
     return None if row is None else int(row[0])
 
 
-def lowest_offered(tx: Tx, key: PairKey) -> int | None:
-    """The lowest number of a pair whose offer is accepted and undecided."""
-    ((number,),) = tx.fetch_all(_SELECT_LOWEST_OFFERED, key)
+def lowest_offered(tx: Tx, key: PairKey, above: int) -> int | None:
+    """The lowest number of a pair above another whose offer is accepted and undecided."""
+    ((number,),) = tx.fetch_all(_SELECT_LOWEST_OFFERED, (*key, above))
     return None if number is None else int(number)
 
 
@@ -124,9 +124,10 @@ def record_event(
     tx.execute(_RECORD[input], _row_values(tx, source, envelope, reason))
 
 
-def record_accepted(tx: Tx, source: str, envelopes: list[Envelope]) -> None:
+def record_events(tx: Tx, source: str, envelopes: list[Envelope], input: InboxInput) -> None:
+    """Write the state to which an input brings events."""
     rows = [_row_values(tx, source, envelope, None) for envelope in envelopes]
-    tx.execute_many(_RECORD[InboxInput.ACCEPT], rows)
+    tx.execute_many(_RECORD[input], rows)
 
 
 def change_state(tx: Tx, source: str, event_id: bytes, input: InboxInput) -> None:
