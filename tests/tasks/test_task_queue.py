@@ -141,3 +141,14 @@ def test_a_revocation_ends_what_the_node_requested_at_once() -> None:
         assert (task.state, task.error) == ("cancelled", "gateway a was revoked")
     assert queue.count_waiting() == 1
     assert mesh.b.task(other).state == "pending"
+
+
+def test_a_sweep_ends_what_a_revoked_node_requested_and_arrived_late() -> None:
+    queue = Queue()
+    b, a = queue.mesh.b.gate, queue.mesh.a.gate
+    revoked = {"a": RevokedGateway(a.key.public, 10_000)}
+    b.see(RoutingDirectory({"b": GatewayEntry(b.key.public)}, b.directory.agents, {}, revoked))
+    late, other = queue.ask("a"), queue.ask(None, "al")
+    b.do(queue.mesh.b.engine.executed.end_revoked_tasks)
+    assert queue.mesh.b.task(late).error == "gateway a was revoked"
+    assert queue.mesh.b.task(other).state == "pending"
