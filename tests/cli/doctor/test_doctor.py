@@ -128,7 +128,7 @@ def test_a_gateway_that_is_down_is_no_fault(down: Cli) -> None:
 @pytest.mark.parametrize(
     ("what", "text", "check", "problem", "remedy", "code"),
     [
-        ("clock", "3600", "clock", "the clock of bob is 60 min ahead of this", "timedatectl", 1),
+        ("clock", "3600", "clock", "ahead of this machine's", "timedatectl", 1),
         ("version", "0.0.1", "versions", "bob runs version 0.0.1", "upgrade bob", 0),
     ],
 )
