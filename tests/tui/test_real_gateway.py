@@ -24,6 +24,9 @@ async def test_top_follows_a_gateway_that_is_killed_and_starts_again(tmp_path: P
     with GatewayProcess(state) as gateway:
         async with running_top(api, FULL, first_view="agents") as top:
             await top.wait_for("● live", "0 sent = 0 processed", "no agents yet")
+            await top.press("2")
+            await top.wait_for("no nodes yet: this gateway is in no room")
+            await top.press("3")
             with client(gateway) as http:
                 http.put("/v1/agents/bob").raise_for_status()
                 mail = {"from_agent": "alice", "to_agent": "bob", "payload": "hi"}

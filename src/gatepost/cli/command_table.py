@@ -41,6 +41,7 @@ COMMANDS = (
     CommandEntry("Gateway", "doctor", "doctor:diagnose_gateway"),
     CommandEntry("Gateway", "dashboard", "dashboard:make_dashboard_link"),
     CommandEntry("Gateway", "top", "top:show_top"),
+    CommandEntry("Gateway", "watch", "watch:watch_events"),
     CommandEntry("Gateway", "service install", "service:install_service"),
     CommandEntry("Gateway", "service uninstall", "service:uninstall_service"),
     CommandEntry("Gateway", "service status", "service:show_service"),

@@ -21,6 +21,7 @@ from gatepost.clock import Clock
 from gatepost.config import default_settings_path, is_loopback, load_settings
 from gatepost.connect.agent_session_file import open_token_file
 from gatepost.connect.connect_errors import TRUST_ADVICE, explain_connect_error, is_untrusted
+from gatepost.connect.event_stream import decode_events
 from gatepost.connect.gateway_contexts import GatewayContext, GatewayContexts
 from gatepost.connect.gateway_endpoint import (
     ENDPOINT_FILE_NAME,
@@ -127,6 +128,12 @@ class CliGateway:
         path = f"{_SESSION_BLOBS if self._is_session else _BLOBS}/{digest}"
         with self._report_errors(), self._calls.download(path) as pieces:
             yield pieces
+
+    @contextmanager
+    def listen(self, path: str, kind: type[T]) -> Iterator[Iterator[T]]:
+        """The events of a stream, as they come. It ends if the gateway does."""
+        with self._report_errors(), self._calls.download(path) as pieces:
+            yield decode_events(pieces, kind)
 
     def _call(self, method: str, path: str, answer: type[T], **request: Any) -> T:
         with self._report_errors():

@@ -60,6 +60,14 @@ class LatencyHistogram(Struct):
         return found
 
 
+class CommittedEvents(Struct, frozen=True):
+    """The events that a commit group appended to the outbox, and those it took from others."""
+
+    drafts: list[Envelope]
+    received: list[Envelope]
+    at: int
+
+
 class CommitObserver:
     """Counts events and receipts in the writer's thread; a scrape only reads numbers."""
 
@@ -73,10 +81,11 @@ class CommitObserver:
         }
         # Source → age of its last event, by the emitter's clock, when it was sent here.
         self.source_lags: dict[str, int] = {}
-        # Called where outcomes are delivered, after every commit group.
-        self.commit_watchers: tuple[OutcomeCallback, ...] = ()
+        # Called with CommittedEvents where outcomes are delivered, after every commit group.
+        self._commit_watchers: tuple[OutcomeCallback, ...] = ()
         self._telemetry = telemetry
         self._drafts: list[Envelope] = []
+        self._received: list[Envelope] = []
         self._kinds: list[str] = []
         self._lags: dict[str, int] = {}
         self._receipts: list[CountedReceipt] = []
@@ -87,8 +96,18 @@ class CommitObserver:
 
     def _note_received(self, source: str, new: list[tuple[Envelope, bytes]], now: int) -> None:
         self._kinds += [envelope.kind for envelope, _ in new]
+        if self._commit_watchers:
+            self._received += [envelope for envelope, _ in new]
         if new:
             self._lags[source] = max(0, now - new[-1][0].created_at)
+
+    def watch_commits(self, watcher: OutcomeCallback) -> None:
+        """Call it after every commit group, in the event loop. It may watch already."""
+        if watcher not in self._commit_watchers:
+            self._commit_watchers += (watcher,)
+
+    def ignore_commits(self, watcher: OutcomeCallback) -> None:
+        self._commit_watchers = tuple(w for w in self._commit_watchers if w != watcher)
 
     # -- the commit group
 
@@ -107,8 +126,9 @@ class CommitObserver:
                 latency.add_observation(max(0, millis))
         if self._telemetry is not None:
             self._telemetry.submit_group(self._drafts, list(self._receipts), self._now)
+        group = CommittedEvents(self._drafts, self._received, self._now)
         self._clear_group()
-        return [(watcher, None, None) for watcher in self.commit_watchers]
+        return [(watcher, group, None) for watcher in self._commit_watchers]
 
     def rolled_back(self) -> None:
         self._clear_group()
@@ -119,7 +139,7 @@ class CommitObserver:
         return None
 
     def _clear_group(self) -> None:
-        self._drafts, self._kinds, self._lags = [], [], {}
+        self._drafts, self._received, self._kinds, self._lags = [], [], [], {}
         self._receipts.clear()
 
 

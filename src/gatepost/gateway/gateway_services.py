@@ -34,6 +34,7 @@ from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.overview import overview_api
 from gatepost.gateway.overview.change_stream import ChangeStream
+from gatepost.gateway.overview.event_tail import EventTail
 from gatepost.gateway.overview.needs import NeedFinder
 from gatepost.gateway.overview.overview_api import OverviewApi
 from gatepost.gateway.overview.room_ledger import RoomLedgers
@@ -93,7 +94,8 @@ class GatewayServices:
         peering, ledgers = self.peering, self._create_ledgers()
         finder = NeedFinder(operations, peering.peers, self._feedback)
         changes = ChangeStream(operations, replica, peering.peers, ledgers)
-        self._overview = OverviewApi(core, ledgers, finder, changes)
+        tail = EventTail(core, operations.waits)
+        self._overview = OverviewApi(core, ledgers, finder, changes, tail)
         self._doors = Doors(
             DoorServices(
                 operations,

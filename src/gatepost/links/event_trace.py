@@ -71,7 +71,7 @@ class EventTrace:
         envelopes = list(map(decode_event, outbox_reads.journey_bodies(self._tx, id, _ROWS)))
         for envelope in envelopes:
             if self._is_visible(envelope.to_node_id):
-                yield _outbox_step(envelope)
+                yield describe_event_step(envelope)
         yield from self._receipt_steps(id, pruned=not envelopes)
         yield from self._inbox_steps(id)
         if self._peer is None:
@@ -172,7 +172,7 @@ def traced_event(tx: Tx, event_id: str) -> str:
     return event_id if ref is None or kind in TRACKED_KINDS else format_event_id(ref)
 
 
-def _outbox_step(envelope: Envelope) -> TraceStep:
+def describe_event_step(envelope: Envelope) -> TraceStep:
     """The step of a trace that an event of our outbox represents."""
     what, detail = _describe_event(envelope)
     about = envelope.event_id if envelope.kind in TRACKED_KINDS else envelope.ref_event_id

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from gatepost.display_text import format_age, format_time
+from gatepost.errors import Conflict
 from gatepost.tui.actions import Action, do_what_is_needed, resolve_incident
 from gatepost.tui.operator_api import OperatorApi
 from gatepost.tui.row_filter import RowFilter
@@ -71,7 +72,10 @@ class NodesView(TableView[NodeView]):
     empty = "no nodes yet: this gateway is in no room"
 
     async def load(self, api: OperatorApi, wanted: RowFilter) -> list[NodeView]:
-        return (await api.get("/v1/room/nodes", NodeList)).nodes
+        try:
+            return (await api.get("/v1/room/nodes", NodeList)).nodes
+        except Conflict:
+            return []
 
     def key(self, item: NodeView) -> str:
         return item.id

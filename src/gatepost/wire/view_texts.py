@@ -32,6 +32,7 @@ _STEP_TEXTS: dict[str, str] = {
     "heard_processed": "knows that {peer} processed it: {detail}",
     "given_up": "given up: {detail}",
     "verdict": "{peer} reported later: {detail}",
+    "missed": "{detail} events came too fast to be told",
     "amended": "its end is amended: {detail}",
 }
 # A reply without a turn is kept for the sender of its message.

@@ -29,6 +29,7 @@ from gatepost.cli.problems import (
     lost_answer_problem,
     usage_problem,
 )
+from gatepost.cli.watched_view import WatchOption, show_watched
 from gatepost.config import is_loopback
 from gatepost.errors import ConfigError
 from gatepost.tls import read_authorities
@@ -282,15 +283,22 @@ def _read_invite(file: Path | None, token: str | None) -> str:
         raise CommandProblem("usage", f"{file} cannot be read", ExitCode.USAGE) from None
 
 
-def list_nodes(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+def list_nodes(*, watch: WatchOption = False, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     """List the nodes of the room.
 
     For example:
 
       gatepost nodes
+      gatepost nodes --watch
     """
+    if watch:
+        show_watched(options, {"nodes", "room"}, lambda gateway: _list_nodes(gateway, options))
     with options.find_gateway() as gateway:
-        found = gateway.get("/v1/room/nodes", NodeList)
+        _list_nodes(gateway, options)
+
+
+def _list_nodes(gateway: CliGateway, options: GatewayOptions) -> None:
+    found = gateway.get("/v1/room/nodes", NodeList)
     output.print_result(options, found, lambda: _print_nodes(found))
 
 

@@ -11,10 +11,11 @@ from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.message_outcome import describe_sent
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
 from gatepost.cli.problems import ExitCode
+from gatepost.cli.watched_view import WatchOption, show_watched
 from gatepost.ledger import Ledger
 from gatepost.wire.gateway_views import AuditEntry, MailboxCounts, PeerStatus, Status
 from gatepost.wire.operations import Await, Awaited, Sent
-from gatepost.wire.overview_views import NodeLedger, RoomLedger
+from gatepost.wire.overview_views import NodeLedger, RoomLedger, Topic
 from gatepost.wire.view_texts import describe_unknown, describe_waiting
 
 
@@ -26,7 +27,13 @@ class StatusOverview(Struct):
     nodes: list[NodeLedger]
 
 
-def show_status(message: str | None = None, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
+def show_status(
+    message: str | None = None,
+    /,
+    *,
+    watch: WatchOption = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
     """Show the state of the gateway and of its mailboxes, or of one message.
 
     Exits with 1 if the gateway runs but does not accept messages.
@@ -36,27 +43,35 @@ def show_status(message: str | None = None, /, *, options: GatewayOptions = DEFA
       gatepost status
       gatepost status --json | jq .gateway.waiting
       gatepost status ID
+      gatepost status --watch
 
     Parameters
     ----------
     message
         The id of a message that was sent from this gateway. `gatepost trace` shows its steps.
     """
+    if watch:
+        topics: set[Topic] = {"messages", "ledger", "nodes"}
+        show_watched(options, topics, lambda gateway: _show(gateway, message, options))
     with options.find_gateway() as gateway:
-        if message is not None:
-            sent = gateway.perform(Await(event_id=message, wait_secs=0), Awaited).result
-            output.print_result(options, sent, lambda: _print_message(sent))
-            return ExitCode.OK
-        if gateway.agent is not None:
-            return _show_to_agent(gateway, gateway.agent, options)
-        room = gateway.get("/v1/ledger", RoomLedger)
-        glance = StatusOverview(
-            gateway.target.url,
-            gateway.status(),
-            gateway.get("/v1/mailboxes", list[MailboxCounts]),
-            room.ledger,
-            room.nodes,
-        )
+        return _show(gateway, message, options)
+
+
+def _show(gateway: CliGateway, message: str | None, options: GatewayOptions) -> int:
+    if message is not None:
+        sent = gateway.perform(Await(event_id=message, wait_secs=0), Awaited).result
+        output.print_result(options, sent, lambda: _print_message(sent))
+        return ExitCode.OK
+    if gateway.agent is not None:
+        return _show_to_agent(gateway, gateway.agent, options)
+    room = gateway.get("/v1/ledger", RoomLedger)
+    glance = StatusOverview(
+        gateway.target.url,
+        gateway.status(),
+        gateway.get("/v1/mailboxes", list[MailboxCounts]),
+        room.ledger,
+        room.nodes,
+    )
     output.print_result(options, glance, lambda: _print_status(glance))
     return ExitCode.OK if glance.gateway.accepting else ExitCode.FAILED
 

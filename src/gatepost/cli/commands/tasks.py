@@ -18,6 +18,7 @@ from gatepost.cli.payload import MAX_INLINE_BYTES, encode_payload_argument
 from gatepost.cli.payload_upload import upload_file, upload_payload
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.task_progress import TaskProgress
+from gatepost.cli.watched_view import WatchOption, show_watched
 from gatepost.clock import SystemClock
 from gatepost.events import check_agent_id, new_event_id
 from gatepost.wire.hub_views import HubSessions, LogView, SessionView, TaskList
@@ -165,6 +166,7 @@ def list_tasks(
     agent: AgentName | None = None,
     limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 50,
     after: str | None = None,
+    watch: WatchOption = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
     """List tasks that were requested or are executed here, newest first.
@@ -173,6 +175,7 @@ def list_tasks(
 
       gatepost task list
       gatepost task list --status running --agent code-reviewer
+      gatepost task list --watch
 
     Parameters
     ----------
@@ -185,11 +188,17 @@ def list_tasks(
     after
         Start after this task.
     """
-    with options.find_gateway() as gateway:
+
+    def show(gateway: CliGateway) -> None:
         found = gateway.get(
             TASKS_PATH, TaskList, status=status, agent=agent, limit=limit, after=after
         )
-    output.print_result(options, found, lambda: _print_list(found.tasks))
+        output.print_result(options, found, lambda: _print_list(found.tasks))
+
+    if watch:
+        show_watched(options, {"tasks"}, show)
+    with options.find_gateway() as gateway:
+        show(gateway)
 
 
 def _print_list(found: Sequence[TaskView]) -> None:

@@ -88,13 +88,13 @@ class ChangeStream:
     def _add(self, listener: _Listener) -> None:
         self._listeners.add(listener)
         if self._looking is None:
-            self._core.observer.commit_watchers = (self._note_commit,)
+            self._core.observer.watch_commits(self._note_commit)
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
     def _remove(self, listener: _Listener) -> None:
         self._listeners.discard(listener)
         if not self._listeners and self._looking is not None:
-            self._core.observer.commit_watchers = ()
+            self._core.observer.ignore_commits(self._note_commit)
             self._looking.cancel()
             self._looking = None
 

@@ -1,4 +1,5 @@
-"""Operator API for the room at a glance: /v1/ledger, /v1/needs, /v1/changes, and GET /v1/messages.
+"""Operator API for the room at a glance: /v1/ledger, /v1/needs, /v1/changes,
+/v1/events, and GET /v1/messages.
 
 The dashboard, `gatepost top` and `gatepost status` show what these answer, and count nothing.
 """
@@ -15,6 +16,7 @@ from gatepost.core.gateway_core import Core
 from gatepost.delivery.sent_search import SentFilter, find_sent, find_sent_message
 from gatepost.errors import UnknownMessage
 from gatepost.gateway.overview.change_stream import ChangeStream
+from gatepost.gateway.overview.event_tail import EventTail
 from gatepost.gateway.overview.needs import NeedFinder
 from gatepost.gateway.overview.room_ledger import RoomLedgers
 from gatepost.ledger import Term
@@ -29,12 +31,18 @@ OptionalTerm = Annotated[Term | None, QueryParameter()]
 
 class OverviewApi:
     def __init__(
-        self, core: Core, ledgers: RoomLedgers, finder: NeedFinder, changes: ChangeStream
+        self,
+        core: Core,
+        ledgers: RoomLedgers,
+        finder: NeedFinder,
+        changes: ChangeStream,
+        tail: EventTail,
     ) -> None:
         self._core = core
         self.ledgers = ledgers
         self.finder = finder
         self.changes = changes
+        self.tail = tail
 
     async def find_messages(self, wanted: SentFilter, limit: int, before: str) -> SentPage:
         found = await self._core.read(lambda tx: find_sent(tx, wanted, limit, before))
@@ -52,6 +60,14 @@ class OverviewApi:
                 data = msgspec.json.encode(notice).decode()
                 yield ServerSentEventMessage(event="change", data=data)
 
+    async def stream_events(
+        self, agent: str | None
+    ) -> AsyncGenerator[ServerSentEventMessage, None]:
+        async with aclosing(self.tail.listen(agent)) as batches:
+            async for steps in batches:
+                data = msgspec.json.encode(steps).decode()
+                yield ServerSentEventMessage(event="steps", data=data)
+
 
 def create_routes(api: OverviewApi) -> list[Any]:
     @get("/v1/ledger", summary="What became of the messages of all gateways of the room")
@@ -66,6 +82,11 @@ def create_routes(api: OverviewApi) -> list[Any]:
     async def changes() -> ServerSentEvent:
         api.changes.require_place()
         return ServerSentEvent(keep_alive(api.stream_changes()))
+
+    @get("/v1/events", include_in_schema=False)
+    async def events(agent: OptionalText = None) -> ServerSentEvent:
+        api.tail.require_place()
+        return ServerSentEvent(keep_alive(api.stream_events(agent)))
 
     @get("/v1/messages", summary="Messages that were sent from here, newest first")
     async def messages(
@@ -84,4 +105,4 @@ def create_routes(api: OverviewApi) -> list[Any]:
         wanted = SentFilter(agent, conversation, term, node, since, until)
         return await api.find_messages(wanted, limit, before)
 
-    return [ledger, needs, changes, messages]
+    return [ledger, needs, changes, events, messages]

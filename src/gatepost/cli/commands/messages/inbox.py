@@ -12,6 +12,7 @@ from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway, mailbox_path
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
 from gatepost.cli.problems import ExitCode, usage_problem
+from gatepost.cli.watched_view import WatchOption, show_watched
 from gatepost.durations import format_duration
 from gatepost.events import check_agent_id
 from gatepost.wire.gateway_views import AgentInfo, MailboxCounts
@@ -43,6 +44,7 @@ def show_inbox(
     take: Flag = False,
     limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 20,
     wait: Annotated[float, Parameter(validator=Number(gte=0, lte=60))] = 0.0,
+    watch: WatchOption = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
     """List an agent's waiting mail, or take it.
@@ -55,6 +57,7 @@ def show_inbox(
 
       gatepost inbox bob
       gatepost inbox bob --take --limit 5 --wait 30
+      gatepost inbox bob --watch
 
     Parameters
     ----------
@@ -69,7 +72,11 @@ def show_inbox(
     """
     if wait and not take:
         raise usage_problem("--wait works only with --take")
+    if watch and take:
+        raise usage_problem("--watch lists mail: it works only without --take")
     name = check_agent_id(agent)
+    if watch:
+        show_watched(options, {"messages"}, lambda found: _peek_mail(found, name, limit, options))
     with options.find_gateway() as gateway:
         if take:
             _take_mail(gateway, Dequeue(mailbox=name, limit=limit, wait_secs=wait), options)
