@@ -70,6 +70,13 @@ async def test_the_same_screen_is_the_same_picture() -> None:
     assert pictures[0] == pictures[1]
 
 
+async def test_what_is_left_to_draw_when_it_ends_is_dropped() -> None:
+    async with running_top(StandInApi()) as top:
+        await top.wait_for("needs  2 of 2")
+    assert not top.app.screen_stack
+    top.app._draw_all()
+
+
 async def test_a_broken_promise_is_named_with_its_evidence() -> None:
     api = StandInApi()
     async with running_top(api, FULL) as top:

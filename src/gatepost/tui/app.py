@@ -215,7 +215,9 @@ class TopApp(App[None]):
         return self.screen_stack[0].query_one("#rows", DataTable)
 
     def _show(self, id: str, text: Text) -> None:
-        self.screen_stack[0].query_one(f"#{id}", Static).update(text)
+        # Messages and timers may be left when the application ends, and the screens are gone.
+        if self.screen_stack:
+            self.screen_stack[0].query_one(f"#{id}", Static).update(text)
 
     def _draw_all(self) -> None:
         self._draw_head()
@@ -245,6 +247,8 @@ class TopApp(App[None]):
         self._show("tabs", text)
 
     def _draw_rows(self) -> None:
+        if not self.screen_stack:
+            return
         opened, table = self._open, self._rows
         width = self.size.width
         shown = choose_columns(opened.view.columns, width, _CELL_PADDING)

@@ -1,12 +1,13 @@
 """The head of every screen: the gateway, the ledger of the room, whether it is proved."""
 
 import re
+from collections.abc import Set
 
 from msgspec import Struct
 from rich.text import Text
 
 from gatepost.display_text import format_age, format_count, one_line
-from gatepost.ledger import TERMS, Ledger
+from gatepost.ledger import TERMS, Ledger, Term
 from gatepost.tui.ledger_history import BUCKET_MS, LedgerHistory, draw_sparkline
 from gatepost.tui.table_view import WIDE
 from gatepost.wire.overview_views import RoomLedger
@@ -66,7 +67,7 @@ def draw_ledger(room: RoomLedger | None, width: int) -> Text:
     if room is None:
         return Text("the ledger is not known yet", style="dim")
     wrong = {each.term for each in room.broken}
-    styles = ["bold", *("bold white on red" if t in wrong else _TERM_STYLES[t] for t in TERMS)]
+    styles = ["bold", *(_term_style(term, room.ledger, wrong) for term in TERMS)]
     text, line = Text(), 0
     for part, style in zip(re.split(r" (?=[+=])", str(room.ledger)), styles, strict=True):
         if line and line + 1 + len(part) > width:
@@ -78,6 +79,12 @@ def draw_ledger(room: RoomLedger | None, width: int) -> Text:
         text.append(sign).append(part.removeprefix(sign), style=style)
         line += len(part) + 1
     return text
+
+
+def _term_style(term: Term, ledger: Ledger, wrong: Set[Term]) -> str:
+    if term in wrong:
+        return "bold white on red"
+    return _TERM_STYLES[term] if getattr(ledger, term) else "dim"
 
 
 def draw_proof(room: RoomLedger | None, now_ms: int) -> Text:
