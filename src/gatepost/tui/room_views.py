@@ -64,7 +64,7 @@ class NodesView(TableView[NodeView]):
     topics: ClassVar[frozenset[Topic]] = frozenset(("nodes", "room"))
     columns = (
         Column("Node", 18),
-        Column("Tier", 7, is_wide=True),
+        Column("Tier", 8, is_wide=True),
         Column("State"),
         Column("Waiting for it", 22),
         Column("Because", 30, is_wide=True),

@@ -119,5 +119,7 @@ class ChangeStream:
 
     async def _describe_nodes(self) -> object:
         peers = await self._peers.describe_peers()
-        states = [(p.id, p.status, p.linked, p.relay, p.waiting, p.problem) for p in peers]
+        states = [
+            (p.id, p.status, p.linked, p.relay, p.waiting, p.accepted, p.problem) for p in peers
+        ]
         return states, self._peers.publisher(), self._peers.mesh_problems()
