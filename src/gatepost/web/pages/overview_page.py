@@ -305,7 +305,8 @@ def objectives_panel(found: Sequence[Objective]) -> Markup:
 def dead_letters_panel(frame: Frame, letters: Sequence[BoxLetter]) -> Markup:
     from gatepost.web.pages.dead_letter_page import letter_table
 
-    content = letter_table(frame, letters) if letters else empty("No dead letters.")
+    none = "No dead letter of this gateway waits for a decision."
+    content = letter_table(frame, letters) if letters else empty(none)
     return panel(
         "dlq",
         "Dead letters",
