@@ -16,7 +16,7 @@ AGENT_HEADER = "gatepost-agent"
 
 
 class A2aCaller(Struct, frozen=True):
-    """An agent, by its token. Anonymous callers share one agent, and are told apart by nothing."""
+    """An agent, by its token. Anonymous callers share one agent, and nothing tells them apart."""
 
     door: DoorCaller
     is_anonymous: bool = False

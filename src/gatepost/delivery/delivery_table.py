@@ -1,4 +1,7 @@
-"""The deliveries of this gateway in the journal, and when the next one is due."""
+"""The deliveries of this gateway in the journal, and when the next one is due.
+
+The transactions of this package change deliveries too, each with its own SQL.
+"""
 
 from typing import NamedTuple
 

@@ -88,7 +88,9 @@ class OutboxBounds:
         return gone
 
     def _readers(self, tx: Tx) -> list[tuple[str, int, int]]:
-        """(node, seq up to which it needs nothing, when it was last seen) of each other member."""
+        """For each other member: its node, the seq up to which it has no need of events, and
+        when it was last seen.
+        """
         known = reader_needs(tx)
         others = (node for node in self._routes.directory.gateways if node != self._me)
         return [(node, *known.get(node, (0, 0))) for node in others]

@@ -70,8 +70,8 @@ def fingerprint_payload(new: NewSend) -> bytes | None:
 def fingerprint_send(new: NewSend, content: bytes | None = None) -> bytes:
     """A fingerprint that tells a repeated call from a different one with the same key.
 
-    `content` is the fingerprint of the plain payload: encryption gives the blob of every upload
-    another digest.
+    `content` is the fingerprint of the payload before encryption. The digest of an encrypted blob
+    would not do: it differs with every upload of the same payload.
     """
     content = content or fingerprint_payload(new) or str(new.payload_ref).encode()
     given = (new.ttl_secs, new.priority, new.order, new.not_before, new.max_retries)

@@ -39,7 +39,7 @@ class BlobPeer(Protocol):
     def send_request(self, ask: BlobRequest) -> None: ...
 
     def answer_request(self, piece: BlobPiece) -> None:
-        """Answer one request of the peer that we forwarded."""
+        """Answer a request of this peer, after we forwarded it to the gateway with the blob."""
 
 
 class FetchLimits(Struct, frozen=True):

@@ -70,7 +70,7 @@ class LogPart:
         self._requests.pop(number, None)
 
     def handle_hello(self, hello: HelloFrame) -> None:
-        """Requests start when a caller asks."""
+        """Nothing is sent now: requests start when a caller asks."""
 
     def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:

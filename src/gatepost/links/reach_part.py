@@ -65,7 +65,7 @@ class ReachPart:
         self._requests.pop(number, None)
 
     def handle_hello(self, hello: HelloFrame) -> None:
-        """Requests start when an operator asks."""
+        """Nothing is sent now: requests start when an operator asks."""
 
     def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:

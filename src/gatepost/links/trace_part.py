@@ -236,7 +236,7 @@ class TracePart:
         self._requests.pop(number, None)
 
     def handle_hello(self, hello: HelloFrame) -> None:
-        """Requests start when a user asks for a trace."""
+        """Traces may now ask this peer; nothing is sent until a user asks for one."""
         self._forwarder.add_part(self)
 
     def receive_frame(self, frame: AnyFrame) -> bool:

@@ -1,4 +1,7 @@
-"""How much of a gateway one WebSocket may take, whoever has opened it."""
+"""How much of a gateway one WebSocket may take, whoever has opened it.
+
+The largest message is a setting of the server: `ws_max_size` in listener.py.
+"""
 
 # How long the frames of one connection are parsed or handled before it is the turn of others, and
 # how many turns of the event loop those get. A turn without work costs next to nothing.

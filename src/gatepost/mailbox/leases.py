@@ -2,7 +2,8 @@
 
 A pair has at most one lease, and its next message waits until that lease is settled. This rule
 alone makes delivery FIFO per pair. An unordered message has a separate lease, so that several
-consumers share the unordered mail of one sender. The oldest message goes first.
+consumers share the unordered mail of one sender. The oldest message goes first. A lease that times
+out is ended in sweep.py.
 
 The ids of the leases that one take opens on consecutive unordered messages are consecutive too, so
 that a statement changes all of them. The first is random, and one consumer holds them all: it

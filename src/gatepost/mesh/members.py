@@ -28,7 +28,7 @@ class MeshMember(Struct, frozen=True):
     tunnel: TunnelPlace | None = None
 
     def is_in_tunnel(self, address: str) -> bool:
-        """Whether this address of datagrams is at the member's end of the tunnel."""
+        """Whether this address, of a sender or a receiver, is the member's end of the tunnel."""
         return self.tunnel is not None and self.tunnel.ip == split_host(address)
 
 

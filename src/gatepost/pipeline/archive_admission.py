@@ -40,7 +40,8 @@ class ArchiveGate:
     def __init__(self, reader: ArchiveReader) -> None:
         self._reader = reader
         self._store = ArchiveStore.open(reader.uri)
-        # Segments whose file was found valid, and those of them with odd events.
+        # Segments whose file was found valid, and those of them with ids far from the time of their
+        # events.
         self._right: set[SegmentFile] = set()
         self._odd: dict[SegmentFile, SegmentCheck] = {}
 

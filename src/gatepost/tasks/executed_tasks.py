@@ -139,8 +139,8 @@ class ExecutedTasks:
         """Complete a task, once: a repeat with the same result gives the same answer.
 
         A result that is unreadable, or does not fit the contract of the capability, fails the task
-        instead, also when it is repeated. ContractUnchecked if this result has not been checked. A
-        result that is a blob is not read here.
+        instead, also when it is repeated. Raises ContractUnchecked if nobody has checked this
+        result yet. A result that is a blob is not read here.
         """
         if result.result is not None:
             try:

@@ -1,7 +1,8 @@
 """One-time links and sessions of the dashboard. They are memory: a restart ends them all.
 
 A link is the operator's word, and good once within a minute. It is exchanged for a session, whose
-secret is in a cookie that no script reads. Only hashes of secrets are kept.
+secret is in a cookie that no script reads; request_checks.py reads it from each request. Only
+hashes of secrets are kept.
 """
 
 import hashlib

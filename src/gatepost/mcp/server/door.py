@@ -86,7 +86,7 @@ class McpDoor:
             log.exception("the SDK of MCP cannot be imported")
 
     async def _run_http(self) -> None:
-        """Run the session manager once a request wants it, until the gateway stops."""
+        """Start the session manager at the first request, and run it until the gateway stops."""
         await self._http.is_wanted.wait()
         try:
             sdk = await self._sdk.load()

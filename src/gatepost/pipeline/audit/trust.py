@@ -3,8 +3,8 @@
 A gateway lists in `room/<id>.json` the nodes it knows and their keys, and signs the list. Its facts
 are believed if the signature is its own, and if they do not contradict most other gateways. A key
 that only the node itself states is *self-asserted*: it proves that the archive was not changed, but
-not who wrote it. The members of the room are the nodes that the best known gateway knows, or that
-one of these knows, and so on: no node becomes a member by its own word.
+not who wrote it. The gateway that the most others know is a member of the room; so are the nodes
+that it knows, those that these know, and so on. No node becomes a member by its own word.
 """
 
 from collections import Counter
@@ -281,7 +281,7 @@ def _vouched_keys(believed: Iterable[_Statement]) -> dict[str, set[bytes]]:
 
 
 def _find_members(believed: Sequence[_Statement]) -> frozenset[str]:
-    """The nodes reachable from the best known gateway, following which nodes each gateway knows."""
+    """The gateway that the most others know, the nodes that it knows, and so on."""
     known_by = Counter(node for each in believed for node in each.keys if node != each.facts.node)
     by_node = {each.facts.node: each for each in believed}
     start = max(by_node, key=lambda node: (known_by[node], node), default=None)

@@ -37,7 +37,7 @@ from gatepost.pipeline.transport import RESULT_PART, Block, FoldStep, PartBlock,
 _READ_ROWS = 2_000_000
 _FOLDED_FACTS = 750_000
 _BATCH_ROWS = 128 * 1024
-# Marks a result that is a file of activity.
+# Marks a result that names a file with rows of the table of activity.
 _ACTIVITY_FILE = b"activity"
 
 

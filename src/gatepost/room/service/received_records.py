@@ -1,7 +1,7 @@
 """Room records of other nodes that are not on disk yet.
 
-They are passed on at once and saved soon after. Their writer has them on disk, so the next sync
-restores a lost one.
+They have been judged already, by the `UpdateGuard` in room/room.py. They are passed on at once and
+saved soon after. Their writer has them on disk, so the next sync restores a lost one.
 """
 
 import asyncio

@@ -183,7 +183,7 @@ class ContractWorker:
 
 
 class KnownTexts:
-    """The contracts whose texts a process has; the gateway keeps the same record."""
+    """The gateway's record of the texts that a worker has: both forget all of them when full."""
 
     def __init__(self) -> None:
         self._digests: set[str] = set()
