@@ -46,3 +46,24 @@ def test_an_event_that_expired_in_a_socket_is_not_engaged() -> None:
     assert [letter.reason for letter in letters(a)] == ["expired"]
     assert a.rows("SELECT verdict FROM undelivered") == [("refused: expired",)]
     assert a.state(sent) == "dead_letter"
+
+
+def test_an_event_that_expired_in_the_socket_of_a_relay_is_not_engaged() -> None:
+    """The frames of the relay are measured like those of the source itself."""
+    mesh = Mesh("a", "b", "s", relays=["s"])
+    a, b, relay = mesh["a"], mesh["b"], mesh["s"]
+    to_relay, to_reader = mesh.link("a", "s"), mesh.link("s", "b")
+    mesh.flow()
+    mesh.refresh()
+    first = a.send(b).event_id
+    mesh.flow()
+    assert b.mail() == [first]
+    a.send(b, ttl_secs=10)
+    for _ in range(5):
+        a.work()
+        relay.work()
+        to_relay.step()
+    assert to_reader.end_of(relay).out, "it is in the socket of the relay"
+    mesh.clock.advance(80_000)
+    mesh.flow()
+    assert b.mail() == [first]
