@@ -3,10 +3,10 @@ export interface Enqueue {
     messages: NewMessage[];
     id?: number;
 }
-/** A message as a sender writes it.
+/** A message from a sender.
  *
- * The mailbox protocol wants unknown fields of a message ignored: one that has any is decoded
- * again without them. `attempt` and `protocol_version` are for diagnostics.
+ * The mailbox protocol requires unknown fields of a message to be ignored, so a message with any
+ * is decoded again without them. `attempt` and `protocol_version` are for diagnostics.
  */
 export interface NewMessage {
     from: string;
@@ -53,7 +53,7 @@ export interface Nack {
     retry?: boolean;
     id?: number;
 }
-/** Extend the leases of these lease handles: the consumer is still at work. */
+/** Extend the leases of these lease handles, because the consumer is still working. */
 export interface Extend {
     op: "extend";
     mailbox: string;
@@ -124,9 +124,9 @@ export interface Await {
 }
 /** Register an agent here. `standby`: another gateway owns it, and this one can stand in.
  *
- * `role` is for people, and `order` is the order of mail that asks for none itself. With
- * `takes_skills` it is asked to install delegation skills. `executor_skills` are those that it
- * hosts. All four stay as they are if they are not given.
+ * `role` is for people, and `order` is the default order of its mail. With `takes_skills` it is
+ * asked to install delegation skills. `executor_skills` are those that it hosts. Fields that are
+ * not given change nothing.
  */
 export interface Register {
     op: "register";
@@ -150,9 +150,9 @@ export interface TaskCreate {
 }
 /** A task for agents by name, or for one agent that has all the required capabilities.
  *
- * The input is JSON: inline, or a blob that was uploaded before. A task that nobody accepted
- * after `ttl_secs` fails. A task that `may_wait` is taken although the gateway of its capability
- * is offline.
+ * The input is JSON: inline, or a blob that was uploaded before. A task fails if no agent accepts
+ * it within `ttl_secs`. A task that `may_wait` is taken although the gateway of its capability is
+ * offline.
  */
 export interface NewTask {
     from_agent: string;
@@ -229,7 +229,7 @@ export interface Messages {
     messages: LeasedMessage[];
     re?: number;
 }
-/** A message as a consumer gets it. `receipt` is its lease handle.
+/** A message for a consumer. `receipt` is its lease handle.
  *
  * `event` is set when the message came through `send`.
  */
@@ -324,9 +324,9 @@ export interface SendResults {
 /** The state of one message at its sender's gateway; `error` if it was not sent.
  *
  * A message for several agents has one entry per agent in `copies`, each with its own `to_agent`
- * and `event_id`; all of them share the `corr_id`. `sent_at` is the time of the send. For
- * a message that was given up, `verdict` says what is known of its owner. A receipt that came
- * later, at `verdict_at`, amends it: if its turn ended after all, that is its end. A reply too
+ * and `event_id`; all of them share the `corr_id`. `sent_at` is the time of the send. For a
+ * message that was given up, `verdict` is the last known answer of its owner. A later receipt, at
+ * `verdict_at`, amends it: if the turn ended after all, that is the message's end. A reply too
  * large to travel inline is the blob `reply_ref` at this gateway, of `reply_size` bytes.
  */
 export interface Sent {
@@ -365,10 +365,10 @@ export interface CreatedTask {
     error?: string;
     retry_after?: number | null;
 }
-/** A task as both sides see it. `status` has the hub's names, `state` is exact.
+/** A task. `status` has the hub's names, `state` is exact.
  *
- * A task whose state is `unknown` waits until `unknown_until` for the word of `executor_node`. An
- * end that `is_presumed` can be amended by that word; `amended_at` is when it was.
+ * A task in the state `unknown` waits until `unknown_until` for a report of `executor_node`. Such
+ * a report can amend an end that `is_presumed`; `amended_at` is when it did.
  *
  * Times are epoch milliseconds. A node is left out if it is this gateway.
  */
@@ -441,11 +441,11 @@ export interface Failed {
 }
 /** A gateway at a glance. `problem` says why it is not `accepting`.
  *
- * `dead_letters_open` were not sent again. `runs_as_root` is a risk: whatever is wrong with the
- * gateway then has the whole machine.
- * `answered_late` counts undelivered messages of which a receipt came after they were given up.
- * `mesh_problems`: what an operator has to do about the mesh, a sentence each. `health` is
- * `online` or `degraded`, and `health_problems` has the reasons.
+ * `dead_letters_open` were not sent again. `runs_as_root` is a risk, because a fault of the
+ * gateway then affects the whole machine. `answered_late` counts undelivered messages of which a
+ * receipt came after they were given up. `mesh_problems`: what an operator has to do about the
+ * mesh, a sentence each. `health` is `online` or `degraded`, and `health_problems` has the
+ * reasons.
  */
 export interface Status {
     node_id: string;
@@ -474,10 +474,10 @@ export interface Status {
 }
 /** How a gateway stands with another one. Times are epoch milliseconds.
  *
- * `state` says it in words, with the reason and the age; the other fields are for programs.
- * `linked`: there is a link; else `relay` names the relay that brings its outbox, if one does.
- * `waiting` messages have no receipt of it yet, the oldest since `waiting_since`, for the reason
- * `why`; `accepted` ones are not processed yet. `problem` says why there is no link.
+ * `state` describes it in words, with reason and age; the other fields are for programs. `linked`:
+ * there is a link; else `relay` names the relay that brings its outbox, if one does. `waiting`
+ * messages have no receipt from it yet, the oldest since `waiting_since`, for the reason `why`;
+ * `accepted` ones are not processed yet. `problem` is the reason for a missing link.
  */
 export interface PeerStatus {
     id: string;

@@ -313,7 +313,8 @@ def test_init_makes_the_listener_public_and_its_key_private(tmp_path: Path) -> N
     cli = Cli(tmp_path / "state")
     said = cli.json("init", "--public", "--host", "vps.example")
     assert said["public_url"] == "https://vps.example:7433"
-    assert {file.name for file in cli.home.iterdir()} == {"gatepost.toml", "tls.crt", "tls.key"}
+    written = {file.name for file in cli.home.iterdir()}
+    assert written == {"gatepost.toml", "gatepost.schema.json", "tls.crt", "tls.key"}
     assert (cli.home / "tls.key").stat().st_mode & 0o777 == 0o600
     settings = load_settings(cli.env)
     assert (settings.listen.host, settings.listen.allow_public) == ("0.0.0.0", True)

@@ -195,7 +195,7 @@ def test_an_archive_without_pyarrow_is_refused_at_the_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     check_archive_settings(settings(state))
-    with pytest.raises(ConfigError, match=r"install gatepost\[archive\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'gatepost\[archive\]'"):
         check_archive_settings(settings(state, archive__uri=state / "archive"))
 
 

@@ -2,7 +2,6 @@
 
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -13,7 +12,7 @@ from cyclopts.validators import Number
 from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway, choose_context_name
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
-from gatepost.cli.problems import ExitCode, usage_problem
+from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.errors import UnknownAgent
 from gatepost.events import Order, check_agent_id
 from gatepost.wire.gateway_views import AgentInfo, MailboxCounts
@@ -451,8 +450,7 @@ def remove_agent(
         if not output.confirm_action(question, yes or not waiting, options):
             return ExitCode.FAILED
         count = gateway.delete(path, Count).count
-        with suppress(UnknownAgent):
-            gateway.delete(_outside_path(name), Done)
+        _forget_outside_address(gateway, name)
     text = f"{name} removed; {output.format_count(count, 'message')} became dead letters"
     output.print_result(options, {"count": count}, lambda: output.print_line(text))
     return ExitCode.OK
@@ -461,6 +459,15 @@ def remove_agent(
 def _waiting_count(gateway: CliGateway, name: str) -> int:
     boxes = gateway.get("/v1/mailboxes", list[MailboxCounts])
     return sum(box.waiting for box in boxes if box.name == name)
+
+
+def _forget_outside_address(gateway: CliGateway, name: str) -> None:
+    """Carry no more mail to an agent of A2A elsewhere, if `name` was one."""
+    try:
+        gateway.delete(_outside_path(name), Done)
+    except CommandProblem as problem:
+        if problem.code != UnknownAgent.code:
+            raise
 
 
 def _outside_path(name: str) -> str:
