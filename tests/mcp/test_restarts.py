@@ -1,8 +1,10 @@
 """Clients keep their sessions when the gateway is killed and started again."""
 
 import asyncio
+import time
 from pathlib import Path
 
+import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
@@ -57,21 +59,32 @@ async def test_calls_wait_for_a_gateway_that_starts_soon(tmp_path: Path) -> None
             assert (await asyncio.wait_for(asking, 20))["agent"] == "ann"
 
 
+def _stop(gateway: GatewayProcess) -> tuple[int, float]:
+    begun = time.monotonic()
+    return gateway.stop(), time.monotonic() - begun
+
+
 async def test_a_gateway_stops_while_clients_wait(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "state") as gateway:
-        async with (
-            open_over_http(gateway, "ann") as client,
-            open_over_stdio(gateway, "bob") as other,
-        ):
-            waits = [
-                asyncio.create_task(each.call_tool("inbox", {"wait_seconds": 50}))
-                for each in (client, other)
-            ]
-            async with client.listen(resource_subscriptions=["gatepost://mailbox/ann"]):
-                await asyncio.sleep(0.3)
-                loop = asyncio.get_running_loop()
-                begun = loop.time()
-                assert await asyncio.to_thread(gateway.stop) == 0
-                assert loop.time() - begun < 5
-            await asyncio.gather(*waits, return_exceptions=True)
-            gateway.start()
+        stopping = None
+        try:
+            async with (
+                open_over_http(gateway, "ann") as client,
+                open_over_stdio(gateway, "bob") as other,
+            ):
+                waits = [
+                    asyncio.create_task(each.call_tool("inbox", {"wait_seconds": 50}))
+                    for each in (client, other)
+                ]
+                async with client.listen(resource_subscriptions=["gatepost://mailbox/ann"]):
+                    await asyncio.sleep(0.3)
+                    stopping = asyncio.create_task(asyncio.to_thread(_stop, gateway))
+                    await asyncio.shield(stopping)
+                await asyncio.gather(*waits, return_exceptions=True)
+        except* httpx2.ConnectError:
+            pass  # the client asked again, and its gateway was gone
+        assert stopping is not None
+        status, secs = await stopping
+        assert status == 0
+        assert secs < 5
+        gateway.start()
