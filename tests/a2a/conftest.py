@@ -15,8 +15,11 @@ from a2a.types import a2a_pb2 as pb
 from gatepost.bench.joined_gateways import join_gateways
 from gatepost.client import Agent, AgentTask
 from gatepost.testing import GatewayProcess
+from tests.waiting import wait_until
 
 _numbers = itertools.count(1)
+# The gateways of `pair`.
+_joined: list[GatewayProcess] = []
 S = pb.TaskState
 
 # What the agents of these tests are called: settings name who can be reached.
@@ -33,6 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatewayProc
     vps = GatewayProcess(folder / "vps", node__id="vps", **settings)
     with lap, vps:
         join_gateways(lap, vps, "vps")
+        _joined.extend((lap, vps))
         yield lap, vps
 
 
@@ -46,11 +50,18 @@ def worker() -> str:
 async def serving(
     gateway: GatewayProcess, name: str, handle: Handler, **options: Any
 ) -> AsyncIterator[Agent]:
-    """An agent that takes tasks, behind this gateway."""
-    agent = Agent(name, state_dir=gateway.state_dir, **options)
+    """An agent that takes tasks, behind this gateway. Some of its turns never end."""
+    agent = Agent(name, state_dir=gateway.state_dir, stop_timeout=0.5, **options)
     agent.on_task(handle)
     async with agent:
+        if gateway in _joined:
+            await asyncio.to_thread(wait_until, lambda: all(_knows(g, name) for g in _joined))
         yield agent
+
+
+def _knows(gateway: GatewayProcess, agent: str) -> bool:
+    """Whether mail for the agent has a route from there."""
+    return agent in [each["id"] for each in gateway.get("/v1/room/agents")]
 
 
 @contextlib.asynccontextmanager

@@ -48,7 +48,7 @@ def cabled(tmp_path: Path) -> Iterator[tuple[Gateway, Gateway, Cable]]:
         cable.port = ann.port
         bob.call("POST", "/room/join", {"seed": cable.url, "token": ann.invite("bob", "edge")})
         bob.call("PUT", "/agents/bo")
-        wait_until(lambda: "agents bo@bob" in ann.records())
+        wait_until(lambda: "bo@bob" in ann.routes())
         wait_until(lambda: ann.connected_to("bob"))
         yield ann, bob, cable
 

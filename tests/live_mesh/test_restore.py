@@ -100,9 +100,7 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
     bob.join(ann)
     for gateway, agent in ((ann, "al"), (bob, "bo")):
         gateway.call("PUT", f"/agents/{agent}")
-    wait_until(
-        lambda: {"agents al@ann", "agents bo@bob"} <= set(ann.records()) & set(bob.records())
-    )
+    wait_until(lambda: {"al@ann", "bo@bob"} <= ann.routes() & bob.routes())
     turns: Counter[str] = Counter()
     victim = ann if restored == "ann" else bob
     other = bob if restored == "ann" else ann

@@ -23,7 +23,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Ga
         bob.join(ann)
         ann.call("PUT", "/agents/al")
         bob.call("PUT", "/agents/bo")
-        wait_until(lambda: "agents bo@bob" in ann.records())
+        wait_until(lambda: "bo@bob" in ann.routes())
         _ready(ann)
         yield ann, bob
 
@@ -94,7 +94,7 @@ def test_what_is_given_up_says_so_to_whoever_waits(
     bob.join(ann)
     ann.call("PUT", "/agents/al")
     bob.call("PUT", "/agents/bo")
-    wait_until(lambda: "agents bo@bob" in ann.records())
+    wait_until(lambda: "bo@bob" in ann.routes())
     _ready(ann)
     bob.kill9()
     with SyncClient("al", state_dir=ann.state_dir) as al:

@@ -259,7 +259,7 @@ def test_a_revoked_gateway_refuses_sends_and_its_events_before_still_count(
     ann, bob = start("ann", "bob")
     bob.join(ann)
     ann.call("PUT", "/agents/al")
-    wait_until(lambda: "agents al@ann" in bob.records())
+    wait_until(lambda: "al@ann" in bob.routes())
     with SyncClient("bo", state_dir=bob.state_dir) as agent:
         agent.send("al", "before", wait="accepted", timeout=10)
     if away:

@@ -55,6 +55,10 @@ class Gateway(GatewayProcess):
         shown = self.call("GET", "/room")["records"]
         return {f"{each['map']} {each['key']}": each["record"] for each in shown}
 
+    def routes(self) -> set[str]:
+        """Agents that mail can be sent to, as `agent@owner`: their owners count as members."""
+        return {f"{each['id']}@{each['owner']}" for each in self.call("GET", "/room/agents")}
+
     def incidents(self) -> dict[str, int]:
         return dict(self.call("GET", "/room")["incidents"])
 

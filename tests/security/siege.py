@@ -55,7 +55,7 @@ class Siege:
             siege = cls(ann, bob)
             with siege._client, contextlib.closing(siege._agents):
                 wait_until(lambda: siege._is_routed("bo"))
-                wait_until(lambda: {"agents al@ann", "agents bo@bob"} <= ann.records().keys())
+                wait_until(lambda: {"al@ann", "bo@bob"} <= ann.routes())
                 yield siege
 
     # -- attackers

@@ -40,7 +40,7 @@ def _define_worker(siege: Siege) -> None:
     file.with_suffix(".tmp").rename(file)
     with _hub(siege) as hub:
         wait_until(lambda: hub.get("/agents").json()["agents"])
-    wait_until(lambda: "agents worker@ann" in siege.bob.records())
+    wait_until(lambda: "worker@ann" in siege.bob.routes())
 
 
 def _flood(siege: Siege, node: HostileNode) -> None:

@@ -119,8 +119,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
         cat.join(ann)
         for gateway in gateways:
             gateway.call("PUT", f"/agents/{gateway.name[:2]}")
-        agents = {"agents an@ann", "agents bo@bob", "agents ca@cat"}
-        wait_until(lambda: all(agents <= gateway.records().keys() for gateway in gateways))
+        agents = {"an@ann", "bo@bob", "ca@cat"}
+        wait_until(lambda: all(agents <= gateway.routes() for gateway in gateways))
         wait_until(lambda: leader(*gateways) == "ann")
         yield gateways
 

@@ -24,7 +24,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         bob.join(ann)
         ann.call("PUT", "/agents/asker")
         bob.call("PUT", "/agents/worker")
-        wait_until(lambda: "agents worker@bob" in ann.records())
+        wait_until(lambda: "worker@bob" in ann.routes())
         converge(ann, bob)
         yield ann, bob
 

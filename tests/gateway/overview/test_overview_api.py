@@ -28,8 +28,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
         cat.join(ann, tier="edge")
         for gateway in (ann, bob, cat):
             gateway.call("PUT", f"/agents/{gateway.name[:2]}")
-        agents = {"agents an@ann", "agents bo@bob", "agents ca@cat"}
-        wait_until(lambda: all(agents <= g.records().keys() for g in (ann, bob, cat)))
+        agents = {"an@ann", "bo@bob", "ca@cat"}
+        wait_until(lambda: all(agents <= g.routes() for g in (ann, bob, cat)))
         yield [ann, bob, cat]
 
 
