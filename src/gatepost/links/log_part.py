@@ -13,6 +13,7 @@ from gatepost.clock import Clock
 from gatepost.delivery.frames import AnyFrame, HelloFrame, LogAnswer, LogRequest
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.links.link_port import LinkPort
+from gatepost.links.open_requests import OpenRequests
 
 # The rate and burst of pieces for one asker; with 64 KiB each, 512 KiB a second.
 _PIECES_PER_SEC = 8.0
@@ -56,18 +57,16 @@ class LogPart:
         self._port = port
         self._peer = peer
         self._logs = logs
-        self._requests: dict[int, LogAnswered] = {}
-        self._numbers = 0
+        self._requests = OpenRequests[LogAnswer]()
 
     def request_log(self, task_id: str, offset: int, answered: LogAnswered) -> int:
         """Ask the peer; returns the number for `forget_request`."""
-        self._numbers += 1
-        self._requests[self._numbers] = answered
-        self._port.send(LogRequest(self._numbers, task_id, offset))
-        return self._numbers
+        number = self._requests.add(answered)
+        self._port.send(LogRequest(number, task_id, offset))
+        return number
 
     def forget_request(self, number: int) -> None:
-        self._requests.pop(number, None)
+        self._requests.forget(number)
 
     def handle_hello(self, hello: HelloFrame) -> None:
         """Nothing is sent now: requests start when a caller asks."""
@@ -80,9 +79,7 @@ class LogPart:
                 else:
                     self._logs.answer_request(self._peer, frame, self._port.send)
             case LogAnswer():
-                answered = self._requests.pop(frame.id, None)
-                if answered is not None:
-                    answered(frame)
+                self._requests.answer(frame.id, frame)
             case _:
                 return False
         return True

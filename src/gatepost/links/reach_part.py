@@ -9,9 +9,9 @@ from collections.abc import Callable
 from gatepost.access.rate_limit import SourceRateLimiter
 from gatepost.clock import Clock
 from gatepost.delivery.frames import AnyFrame, HelloFrame, ReachAnswer, ReachRequest
-from gatepost.errors import RateLimited
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.links.link_port import LinkPort
+from gatepost.links.open_requests import OpenRequests
 
 # Requests of one asker over all links, a second and at once: each costs a connection.
 _REQUESTS_PER_SEC = 0.2
@@ -31,17 +31,10 @@ class ReachDesk:
         self._clock = clock
 
     def answer_request(self, asker: str, request: ReachRequest, answered: ReachAnswered) -> None:
-        if self.reach_back is None or not self._may_ask(asker):
+        if self.reach_back is None or not self._limits.try_take(asker):
             answered(ReachAnswer(request.id, self._clock.now(), is_busy=True))
         else:
             self.reach_back(asker, request, answered)
-
-    def _may_ask(self, asker: str) -> bool:
-        try:
-            self._limits.take_token(asker)
-        except RateLimited:
-            return False
-        return True
 
 
 class ReachPart:
@@ -51,18 +44,16 @@ class ReachPart:
         self._port = port
         self._peer = peer
         self._desk = desk
-        self._requests: dict[int, ReachAnswered] = {}
-        self._numbers = 0
+        self._requests = OpenRequests[ReachAnswer]()
 
     def request_reach(self, answered: ReachAnswered) -> int:
         """Ask the peer; returns the number for `forget_request`."""
-        self._numbers += 1
-        self._requests[self._numbers] = answered
-        self._port.send(ReachRequest(self._numbers))
-        return self._numbers
+        number = self._requests.add(answered)
+        self._port.send(ReachRequest(number))
+        return number
 
     def forget_request(self, number: int) -> None:
-        self._requests.pop(number, None)
+        self._requests.forget(number)
 
     def handle_hello(self, hello: HelloFrame) -> None:
         """Nothing is sent now: requests start when an operator asks."""
@@ -72,9 +63,7 @@ class ReachPart:
             case ReachRequest():
                 self._desk.answer_request(self._peer, frame, self._port.send)
             case ReachAnswer():
-                answered = self._requests.pop(frame.id, None)
-                if answered is not None:
-                    answered(frame)
+                self._requests.answer(frame.id, frame)
             case _:
                 return False
         return True

@@ -38,6 +38,7 @@ from gatepost.links.event_proof import (
 )
 from gatepost.links.event_trace import EventTrace
 from gatepost.links.link_port import LinkPort
+from gatepost.links.open_requests import OpenRequests
 from gatepost.links.proof import (
     check_trace_answer,
     check_trace_request,
@@ -191,8 +192,7 @@ class TracePart:
         self._forwards = forwards
         self.now = port.now
         self.is_closed = False
-        self._requests: dict[int, Callable[[TraceAnswer], None]] = {}
-        self._numbers = 0
+        self._requests = OpenRequests[TraceAnswer]()
         self._answering = 0
 
     def request_trace(
@@ -209,31 +209,31 @@ class TracePart:
 
         With `proof_of`, ask for the evidence of the first event too, and who saw these heads.
         """
-        self._numbers += 1
-        request = TraceRequest(self._numbers, list(event_ids), ledger=ledger, at=at)
+        number = self._requests.add(
+            answered
+            if target is None
+            else lambda answer: self._use_relayed(request, answer, answered)
+        )
+        request = TraceRequest(number, list(event_ids), ledger=ledger, at=at)
         if proof_of is not None:
             request = replace(request, proof=True, heads=list(proof_of))
-        if target is None:
-            self._requests[request.id] = answered
-        else:
+        if target is not None:
             key, own = self._node.key, self._node.id
             signature = sign_trace_request(key, own, target, request.event_ids)
             request = replace(request, target=target, asker=own, signature=signature)
-            self._requests[request.id] = lambda answer: self._use_relayed(request, answer, answered)
         self._port.send(request)
-        return request.id
+        return number
 
     def send_forwarded(
         self, request: TraceRequest, answered: "Callable[[TracePart, TraceAnswer], None]"
     ) -> int:
         """Pass on the request of another peer; returns its number on this link."""
-        self._numbers += 1
-        self._requests[self._numbers] = lambda answer: answered(self, answer)
-        self._port.send(replace(request, id=self._numbers))
-        return self._numbers
+        number = self._requests.add(lambda answer: answered(self, answer))
+        self._port.send(replace(request, id=number))
+        return number
 
     def forget_request(self, number: int) -> None:
-        self._requests.pop(number, None)
+        self._requests.forget(number)
 
     def handle_hello(self, hello: HelloFrame) -> None:
         """Traces may now ask this peer; nothing is sent until a user asks for one."""
@@ -244,9 +244,7 @@ class TracePart:
             case TraceRequest():
                 self._receive_request(frame)
             case TraceAnswer():
-                answered = self._requests.pop(frame.id, None)
-                if answered is not None:
-                    answered(frame)
+                self._requests.answer(frame.id, frame)
             case _:
                 return False
         return True

@@ -104,7 +104,7 @@ def ledger_panel(frame: Frame, room: RoomLedger) -> Markup:
 
 def _proof_words(room: RoomLedger) -> Markup:
     known = len(room.nodes) - len(room.unknown)
-    outboxes = f"{known} of {count_of(len(room.nodes), 'outbox').replace('outboxs', 'outboxes')}"
+    outboxes = f"{known} of {len(room.nodes):,} outbox{'' if len(room.nodes) == 1 else 'es'}"
     if room.broken:
         return chip("dead", f"{count_of(len(room.broken), 'promise')} broken · {outboxes}")
     if room.unknown:
